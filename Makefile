@@ -1,0 +1,31 @@
+# `make env` prepares .venv; everything else runs as .venv/bin/…
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+CORES  ?= all
+STAMP  := $(VENV)/.installed
+
+.PHONY: env demo test lint bench clean
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"error: rlmake needs Python 3.11 to 3.13, $(PYTHON) is {v[0]}.{v[1]}; set PYTHON=python3.12, say")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Data, model, SFT, RL, export, evaluation and report of experiments/reverse-text, on this machine's CPU.
+demo: env
+	@$(BIN)/snakemake -c $(CORES) -q rules outputs/reverse-text/rl/weights outputs/reverse-text/rl/evals/reverse-text \
+		outputs/reverse-text/sft/evals/reverse-text outputs/reverse-text/rl/report.html
+	@$(BIN)/rlmake summary reverse-text/rl --before reverse-text/sft --suite reverse-text
+
+test: env
+	$(BIN)/python -m pytest tests
+
+lint: env
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/snakefmt --check Snakefile rules
+
+clean:
+	rm -rf .pytest_cache .ruff_cache .hypothesis build
