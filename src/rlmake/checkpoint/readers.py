@@ -1,0 +1,69 @@
+"""Marks that say "this checkpoint is being read", so that retention leaves it alone."""
+
+import errno
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import read_json, write_json
+
+# A reader on another host cannot be asked whether it lives; its mark counts for this long.
+REMOTE_LIFETIME_S = 2 * 3600.0
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[Path]:
+    """Hold a mark `reading-<uuid>.json` in a step's folder while the block runs.
+
+    A folder that cannot be written to (a read-only store) is read without a mark: nobody can prune it either.
+    """
+    mark = folder / f"reading-{uuid.uuid4().hex}.json"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such checkpoint")
+    try:
+        write_json(mark, {"schema": 1, "host": socket.gethostname(), "pid": os.getpid(), "start": _start(os.getpid())})
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+    try:
+        yield folder
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def is_read(folder: Path) -> bool:
+    """Whether a living reader holds a mark; marks of dead ones are removed."""
+    held = False
+    for mark in folder.glob("reading-*.json"):
+        if _alive(mark):
+            held = True
+        else:
+            mark.unlink(missing_ok=True)
+    return held
+
+
+def _alive(mark: Path) -> bool:
+    try:
+        record = read_json(mark)
+        host, pid, start = record["host"], int(record["pid"]), record["start"]
+    except (UserError, KeyError, TypeError, ValueError):
+        return False
+    if host == socket.gethostname():
+        return start is not None and _start(pid) == start
+    try:
+        return time.time() - mark.stat().st_mtime < REMOTE_LIFETIME_S
+    except FileNotFoundError:
+        return False
+
+
+def _start(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot (field 22 of /proc/<pid>/stat); None when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
