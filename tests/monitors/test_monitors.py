@@ -1,0 +1,124 @@
+"""Metrics rows: written whole by several processes, read back with the latest attempt winning."""
+
+import json
+import multiprocessing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from loguru import logger
+
+from rlmake import monitors
+from rlmake.core.errors import UserError
+from rlmake.core.rundir import RunContext
+from rlmake.monitors.console import step_line
+
+ON = SimpleNamespace(file=SimpleNamespace(path=None))
+
+
+def context(run: Path, attempt: int = 1) -> RunContext:
+    return RunContext(run, "id", "name", attempt, None, run / "configs", run / "logs")
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "monitors/file/metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def warnings():
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(str(message)), level="WARNING")
+    yield lines
+    logger.remove(handler)
+
+
+def test_row_form(tmp_path):
+    m = monitors.setup(ON, "trainer", context(tmp_path, attempt=3))
+    m.log(1, {"loss/mean": 0.5, "count": True})
+    m.close()
+    (row,) = rows(tmp_path)
+    assert row.pop("time") > 1e9
+    assert row == {"step": 1, "producer": "trainer", "attempt": 3, "loss/mean": 0.5, "count": 1}
+
+
+def test_non_finite_values_are_left_out_and_counted(tmp_path, warnings):
+    m = monitors.setup(ON, "trainer", context(tmp_path))
+    for step in (1, 2):
+        m.log(step, {"a": float("nan"), "b": float("-inf"), "c": 1.0, "d": "x"})
+    assert [set(row) - {"step", "time", "producer", "attempt"} for row in rows(tmp_path)] == [
+        {"c", "monitors/non_finite"}
+    ] * 2
+    assert rows(tmp_path)[0]["monitors/non_finite"] == 3 and m.dropped == 6
+    assert len(warnings) == 3, "one warning per key, not per step"
+
+
+def _write(run: str, producer: str, count: int) -> None:
+    m = monitors.setup(ON, producer, context(Path(run)))
+    for step in range(count):
+        m.log(step, {f"key/{i}": float(i) for i in range(200)})
+    m.close()
+
+
+def test_processes_append_whole_rows(tmp_path):
+    spawn = multiprocessing.get_context("fork")
+    writers = [spawn.Process(target=_write, args=(str(tmp_path), f"p{i}", 200)) for i in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(rows(tmp_path)) == 800
+
+
+def test_torn_row_of_a_killed_writer_costs_only_itself(tmp_path):
+    m = monitors.setup(ON, "trainer", context(tmp_path))
+    m.log(1, {"x": 1.0})
+    path = tmp_path / "monitors/file/metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": 2, "ti')
+    monitors.mark_attempt(context(tmp_path, 2), 1)
+    again = monitors.setup(ON, "trainer", context(tmp_path, 2))
+    again.log(2, {"x": 2.0})
+    assert monitors.series(monitors.read(tmp_path), "x") == [(1, 1.0), (2, 2.0)]
+
+
+def test_latest_attempt_wins_and_the_abandoned_future_is_cut(tmp_path):
+    first, second = context(tmp_path, 1), context(tmp_path, 2)
+    for ctx, steps in ((first, range(1, 13)), (second, range(11, 12))):
+        monitors.mark_attempt(ctx, steps.start - 1)
+        for producer in ("trainer", "orch"):
+            m = monitors.setup(ON, producer, ctx)
+            for step in steps:
+                m.log(step, {"x": float(ctx.attempt)})
+                m.log(step, {f"only/{ctx.attempt}": 1.0})
+    table = monitors.read(tmp_path)
+    # attempt 2 continued behind step 10 and got to 11: step 12 of attempt 1 is no part of the run any more
+    assert monitors.series(table, "x", "trainer") == [(s, 1.0) for s in range(1, 11)] + [(11, 2.0)]
+    assert monitors.series(table, "only/1", "orch") == [(s, 1.0) for s in range(1, 11)]
+    assert monitors.read(tmp_path / "nothing") == []
+
+
+def test_a_monitor_that_cannot_start_fails_the_launch(tmp_path):
+    (tmp_path / "monitors").write_text("a file where a folder is wanted")
+    with pytest.raises(UserError, match=r"monitors\.file: can't start"):
+        monitors.setup(ON, "trainer", context(tmp_path))
+
+
+def test_a_monitor_that_fails_later_only_warns(tmp_path, warnings):
+    m = monitors.setup(ON, "trainer", context(tmp_path))
+    m._monitors["file"].close()
+    for step in (1, 2):
+        m.log(step, {"x": 1.0})
+    assert len(warnings) == 1 and "monitor file failed at step 1" in warnings[0]
+
+
+def test_off_and_other_ranks_write_nothing(tmp_path):
+    monitors.setup(SimpleNamespace(file=None), "trainer", context(tmp_path)).log(1, {"x": 1.0})
+    monitors.setup(ON, "trainer", context(tmp_path), rank=1).log(1, {"x": 1.0})
+    assert not (tmp_path / "monitors").exists()
+
+
+def test_console_line():
+    row = {"step": 7, "time/step": 1.25, "loss/mean": 0.5, "optim/lr": 3e-6, "entropy/all/mean": 1.0}
+    assert step_line("trainer", row) == "Step 7 | 1.25s | Loss 0.5000 | Entropy 1.0000 | LR 3.00e-06"
+    row = {"step": 7, "time/step": 2.0, "reward/all/mean": 0.61234, "batch/trainable": 60, "batch/rollouts": 64}
+    assert step_line("orch", row) == "Step 7 | 2.00s | Reward 0.6123 | Trainable 60/64"
+    assert step_line("trainer", {"step": 7, "loss/mean": 1.0}) is None
