@@ -1,0 +1,54 @@
+"""Which tasksets, harnesses and environments an id means.
+
+verifiers looks an id up in its own package first (`verifiers.v1.tasksets.<id>`), then as an importable module. Our
+folders are added to those packages' search paths, so the ids that ship with rlmake mean the same module in every
+process, whatever else is installed. A user's own taskset is any importable module, as verifiers documents.
+"""
+
+import copy
+import importlib
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+HARNESS = "inproc-chat"  # verifiers' own default is a program that has to be fetched at first use
+RUNTIME = "subprocess"  # verifiers' own default is a hosted sandbox
+
+_GROUPS = {"verifiers.v1.tasksets": "tasksets", "verifiers.v1.harnesses": "harnesses"}
+
+
+def register() -> None:
+    """Make the ids that ship known to verifiers in this process. Cheap to repeat."""
+    for package, folder in _GROUPS.items():
+        path = importlib.import_module(package).__path__
+        own = str(Path(__file__).parent / folder)
+        if own not in path:
+            path.append(own)
+
+
+def start_worker() -> None:
+    """Prepare a process that serves episodes: verifiers' log on stdout, our ids. Run by every worker of a pool too."""
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
+    )
+    for noisy in ("httpx", "aiohttp.access", "openai"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    register()
+
+
+def resolve(env: dict[str, Any]) -> Any:
+    """The typed verifiers `EnvConfig` of a source's `env` table.
+
+    A single agent (no `id` of a multi-agent environment) that names no harness or runtime gets ours, which need
+    neither a network nor a container. Raises what verifiers raises: pydantic's error, ModuleNotFoundError.
+    """
+    register()
+    from verifiers.v1.utils.loaders import resolve_env_config
+
+    env = copy.deepcopy(env)
+    if not env.get("id"):
+        agent = env.setdefault("agent", {})
+        agent.setdefault("harness", {"id": HARNESS})
+        agent.setdefault("runtime", {"type": RUNTIME})
+    return resolve_env_config(env)
