@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from rlmake.core.errors import UserError
@@ -32,7 +32,7 @@ class Process(NamedTuple):
 
     def alive(self) -> bool:
         """Running and the same process; a zombie has ended."""
-        return _stat(self.pid) == self.started
+        return _started(self.pid) == self.started
 
     def signal(self, number: int) -> None:
         """Send a signal; one that has ended is left alone."""
@@ -41,25 +41,30 @@ class Process(NamedTuple):
                 os.kill(self.pid, number)
 
 
-def _stat(pid: int) -> int | None:
-    """Start time of a living process, field 22 of /proc/<pid>/stat (proc(5)); None when it is gone or a zombie."""
+def _fields(pid: int) -> list[bytes] | None:
+    """The fields of /proc/<pid>/stat behind the name, from `state` on (proc(5)); None when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _started(pid: int) -> int | None:
+    """Start time of a living process; None when it is gone or a zombie."""
+    fields = _fields(pid)
+    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
 
 
 def process(pid: int) -> Process | None:
     """The living process with this pid, or None."""
-    started = _stat(pid)
+    started = _started(pid)
     return None if started is None else Process(pid, started)
 
 
 def launcher_mark() -> dict[str, str]:
     """The environment entry by which children know this process as their launcher; for `subprocess`'s `env`."""
-    return {LAUNCHER: f"{os.getpid()}:{_stat(os.getpid())}"}
+    return {LAUNCHER: f"{os.getpid()}:{_started(os.getpid())}"}
 
 
 def parse_mark(mark: str | None) -> Process | None:
@@ -93,37 +98,40 @@ def die_with_parent(poll: float = 0.5, grace: float = 5.0) -> None:
     threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
 
 
+def environ(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty when it is gone or another user's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = os.fsdecode(file.read()).split("\0")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
 def find(key: str, accept: Callable[[str], bool]) -> list[Process]:
     """Living processes of this user that were started with the environment variable `key` at a value `accept` takes.
 
     The calling process and its ancestors are never among them.
     """
-    own, prefix, found = _ancestors(), f"{key}=".encode(), []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in own:
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                entries = file.read().split(b"\0")
-        except OSError:
-            continue
-        value = next((entry[len(prefix) :] for entry in entries if entry.startswith(prefix)), None)
-        if value is not None and accept(os.fsdecode(value)) and (one := process(int(name))):
-            found.append(one)
-    return found
+    own = set(_ancestors())
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in own]
+    values = {pid: environ(pid).get(key) for pid in pids}
+    found = [process(pid) for pid, value in values.items() if value is not None and accept(value)]
+    return [one for one in found if one is not None]
 
 
-def _ancestors() -> set[int]:
+def parent(pid: int) -> int | None:
+    """The parent's pid; None when the process is gone."""
+    fields = _fields(pid)
+    return int(fields[1]) if fields else None
+
+
+def _ancestors() -> Iterator[int]:
     """This process's pid and those of its ancestors."""
-    pids, pid = set(), os.getpid()
-    while pid > 0 and pid not in pids:
-        pids.add(pid)
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:
-            break
-    return pids
+    pid: int | None = os.getpid()
+    while pid:
+        yield pid
+        pid = parent(pid)
 
 
 def wait_gone(processes: Iterable[Process], timeout: float) -> list[Process]:

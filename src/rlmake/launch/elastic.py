@@ -1,0 +1,47 @@
+"""torchrun, as the launcher starts it: `python -m rlmake.launch.elastic <torchrun's arguments>`.
+
+It is torch's own agent. What is added: it ends with the launcher, its exit code is that of the rank that failed first
+(torchrun's own is always 1, but 75 and 76 mean something), and the failed rank's last lines are in its output
+whichever ranks are shown there.
+"""
+
+import signal
+import sys
+from pathlib import Path
+
+from rlmake.core.procs import die_with_parent
+
+LINES = 15
+
+
+def main() -> None:
+    die_with_parent()
+    # inherited by the ranks: they and we ignore "save and leave" until a trainer has set its handler
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun(sys.argv[1:])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        if code not in (75, 76):
+            print(f"rank {rank} failed with exit code {code}; its last lines:", file=sys.stderr)
+            print("\n".join(_last_lines(sys.argv[1:], failure.local_rank)), file=sys.stderr)
+        sys.exit(128 - code if code < 0 else code)
+    except SignalException as error:
+        sys.exit(128 + error.sigval.value)
+
+
+def _last_lines(arguments: list[str], local_rank: int) -> list[str]:
+    """The end of a rank's standard error, which torchrun keeps below its --log-dir."""
+    folder = Path(arguments[arguments.index("--log-dir") + 1])
+    for log in folder.glob(f"*/attempt_*/{local_rank}/stderr.log"):
+        return [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-LINES:]
+    return []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The run directory before a launch: its name, whether it is free to use, what --clean may delete, who holds it."""
+
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+from loguru import logger
+
+from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.jsonio import read_json, write_json
+
+MARKER = "run.json"  # a run that was started directly; the build has no such file in its folders
+SCHEMA = 1
+HARMLESS = {"configs", "launcher"}  # what a dry run leaves
+
+
+def auto_name(subjects: Iterable[str], model: str) -> str:
+    """`<environments or data set>--<model>--<8 hex>` in lower case, safe as a path segment."""
+    leaf = model.rstrip("/").rsplit("/", 1)[-1]
+    parts = ["+".join(subjects) or "no-env", leaf, uuid.uuid4().hex[:8]]
+    return "--".join(re.sub(r"[^a-z0-9._+=,-]+", "-", part.lower()).strip("-.") or "x" for part in parts)
+
+
+def used(run_dir: Path) -> str | None:
+    """The name of something in the directory that an earlier run left there; None when a run may start in it."""
+    if not run_dir.is_dir():
+        return None
+    for path in sorted(run_dir.iterdir()):
+        empty_logs = path.name == "logs" and not path.is_symlink() and not any(p.is_file() for p in path.rglob("*"))
+        if path.is_symlink() or not (path.name in HARMLESS or empty_logs):
+            return path.name
+    return None
+
+
+def check_free(run_dir: Path, checkpoints: Path | None, resume: bool) -> None:
+    """The used-run guard. Raises `UserError` unless the directory is free, or `resume` is asked for and possible."""
+    for path in (run_dir / "configs", run_dir / "logs"):
+        if path.is_symlink():
+            raise UserError(f"{run_dir} belongs to the build ({path.name} is a link); choose another --run.name")
+    if resume:
+        return
+    if found := used(run_dir):
+        raise UserError(f"{run_dir} already holds a run ({found}); use --resume, --clean or another --run.name")
+    if checkpoints is not None and checkpoints.is_dir() and any(checkpoints.iterdir()):
+        raise UserError(f"ckpt.output_dir: {checkpoints} is not empty; use --resume, --clean or another folder")
+
+
+def clean(run_dir: Path, output_dir: Path, checkpoints: Path | None = None) -> None:
+    """Delete what an earlier direct run left in its directory (and in its external checkpoint folder).
+
+    Refused: while NEVER_CLEAN is set, outside `output_dir`, through links, and where there is anything that was not
+    started directly (no `run.json`): what a build made is not ours to delete. `launcher/` stays, it holds the lock.
+    """
+    if os.environ.get("NEVER_CLEAN", "0").lower() not in ("", "0", "false", "no"):
+        raise UserError("--clean: refused, since NEVER_CLEAN is set")
+    if run_dir.is_symlink() or not _strictly_inside(run_dir, output_dir):
+        raise UserError(f"--clean: refused, {run_dir} is a link or not inside {output_dir}")
+    if (found := used(run_dir)) and not (run_dir / MARKER).is_file():
+        raise UserError(
+            f"--clean: refused, {run_dir} holds {found} but no {MARKER}: not a run that was started directly"
+        )
+    if links := [path.name for path in _entries(run_dir) if path.is_symlink()]:
+        raise UserError(f"--clean: refused, {run_dir / links[0]} is a link")
+    if checkpoints is not None and not _strictly_inside(checkpoints, run_dir):
+        foreign = [p.name for p in _entries(checkpoints) if not re.fullmatch(r"(abandoned-\d+-)?step_\d+", p.name)]
+        if foreign or checkpoints.is_symlink():
+            raise UserError(f"--clean: refused, ckpt.output_dir {checkpoints} holds {(foreign or ['a link'])[0]}")
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    for path in _entries(run_dir):
+        if path.is_dir():
+            if path.name != "launcher":
+                shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _strictly_inside(path: Path, folder: Path) -> bool:
+    path, folder = path.resolve(), folder.resolve()
+    return path != folder and path.is_relative_to(folder)
+
+
+class Held:
+    """The run directory's lock: one launcher at a time, released by the kernel when the launcher ends."""
+
+    def __init__(self, run_dir: Path):
+        path = run_dir / "launcher" / "lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a+")  # noqa: SIM115  held for the launcher's life
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "another process"
+            self._file.close()
+            raise RunFailed(f"{run_dir} is in use by launcher {owner}; stop it first") from None
+        except OSError as error:
+            logger.warning(f"{path}: no file locks here ({error}), a second launcher would not be noticed")
+        self._file.truncate(0)
+        self._file.write(f"pid {os.getpid()}\n")
+        self._file.flush()
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def run_id(run_dir: Path, kind: str, name: str) -> str:
+    """The id of a direct run, kept in `run.json` over all its attempts; $PRL_RUN_ID decides for a new directory."""
+    path = run_dir / MARKER
+    if path.is_file():
+        return read_json(path)["run_id"]
+    identity = os.environ.get("PRL_RUN_ID") or uuid.uuid4().hex
+    write_json(path, {"schema": SCHEMA, "run_id": identity, "name": name, "kind": kind})
+    return identity

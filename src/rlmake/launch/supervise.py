@@ -1,0 +1,222 @@
+"""Supervision: the processes of one run, started in order, watched together, ended in order, none left behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loguru import logger
+
+from rlmake.core import procs
+from rlmake.core.errors import RunFailed
+from rlmake.launch import guard
+
+POLL_S = 0.05
+SETTLE_S = 0.5  # after a first death: others that fall with it are named in the same message
+GRACE_S = 10.0  # between SIGTERM and SIGKILL
+LEAVE_AGAIN_S = 2.0
+TAIL_LINES = 15
+SAVED_AND_LEFT, DIVERGED = 75, 76  # exit codes of a trainer that are not failures of the program
+
+
+class RunStopped(RunFailed):
+    """The run ended before its last step without a fault: saved and left, or stopped by a signal."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class RunDiverged(RunFailed):
+    """The training diverged; trying again would diverge again."""
+
+    exit_code = DIVERGED
+
+
+@dataclass
+class Child:
+    """A process of the run. `final`: it ends by itself and the run ends with it; others serve until they are told."""
+
+    name: str
+    log: Path
+    final: bool
+    popen: subprocess.Popen
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def code(self) -> int | None:
+        """Exit code as a shell gives it (128 + signal), None while it runs."""
+        code = self.popen.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+
+class Supervisor:
+    """Context manager around the processes of a run; leaving it ends all of them, whatever happened inside.
+
+    SIGTERM and SIGINT to the calling process end the run in order; SIGUSR1 goes on to the trainer's ranks, which save
+    a checkpoint after the step in hand and leave with code 75.
+    """
+
+    def __init__(self, grace: float = GRACE_S):
+        self.children: list[Child] = []
+        self._grace = grace
+        self._received: int | None = None
+        self._leave_again = float("inf")  # when to ask the ranks (again) to save and leave
+        self._handlers: dict[int, object] = {}
+
+    def __enter__(self) -> "Supervisor":
+        self._guard = guard.start()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self._handlers[number] = signal.signal(number, self._note)
+            self._handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._leave)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            self._guard.stdin.close()
+            self._guard.wait()
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+
+    def start(self, name: str, command: list[str], env: Mapping[str, str], log: Path, final: bool = False) -> Child:
+        """Start a child with both streams appended to `log`, in a session of its own (the terminal's Ctrl-C is ours).
+
+        `env` is the whole environment; the launcher's mark is added.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as stream:
+            popen = subprocess.Popen(
+                command,
+                env={**env, **procs.launcher_mark()},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.children.append(child := Child(name, log, final, popen))
+        return child
+
+    def wait_until(self, ready: Callable[[], bool], timeout: float, what: str) -> None:
+        """Watch the children until `ready()`. Raises `RunFailed` when one dies, the time is over or a signal came."""
+        deadline = time.monotonic() + timeout
+        while not ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise RunFailed(f"{what}: not there after {timeout:g} s")
+            time.sleep(POLL_S)
+
+    def wait(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Watch until every final child has ended well. `tick` is called at each look. Raises as `wait_until`."""
+        while any(child.code is None for child in self.children if child.final):
+            self.check()
+            tick()
+            time.sleep(POLL_S)
+        self.check()
+        tick()
+
+    def check(self) -> None:
+        """Raise when a signal came, or a child ended that should not have."""
+        if self._received is not None:
+            name = signal.Signals(self._received).name
+            raise RunStopped(f"stopped by {name}; every process of the run was ended", 128 + self._received)
+        if time.monotonic() > self._leave_again:
+            self._ask_to_leave()
+        if not self._dead():
+            return
+        time.sleep(SETTLE_S)
+        dead = self._dead()
+        for child in dead:
+            if child.code == SAVED_AND_LEFT:
+                raise RunStopped(f"{child.name} saved a checkpoint and left (exit code 75); resume continues it", 75)
+        message = "\n".join(self._obituary(child) for child in dead)
+        raise RunDiverged(message) if any(child.code == DIVERGED for child in dead) else RunFailed(message)
+
+    def _dead(self) -> list[Child]:
+        """Children that ended with an error, and servers that ended at all."""
+        return [c for c in self.children if c.code is not None and (c.code != 0 or not c.final)]
+
+    @staticmethod
+    def _obituary(child: Child) -> str:
+        why = f"exited with code {child.code}"
+        if child.code > 128 and (child.code - 128) in set(signal.Signals):
+            why = f"was killed by {signal.Signals(child.code - 128).name}"
+        elif child.code == DIVERGED:
+            why = f"diverged (exit code {DIVERGED})"
+        head = f"{child.name} {why} after {time.monotonic() - child.started:.0f} s; last lines of {child.log}:"
+        return "\n".join([head, *(f"    {line}" for line in tail(child.log))])
+
+    def stop(self) -> None:
+        """End the final children, then the servers that they used, then whatever any of them started. Idempotent."""
+        for group in ([c for c in self.children if c.final], [c for c in self.children if not c.final]):
+            for child in reversed(group):
+                if child.code is None:
+                    child.popen.terminate()
+            deadline = time.monotonic() + self._grace
+            for child in group:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.popen.wait(max(0.0, deadline - time.monotonic()))
+                if child.code is None:
+                    logger.warning(f"{child.name} did not end within {self._grace:g} s: killed")
+                    child.popen.kill()
+                    child.popen.wait()
+        mark = procs.launcher_mark()[procs.LAUNCHER]
+        procs.terminate(procs.find(procs.LAUNCHER, lambda value: value == mark), 1.0)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self._received = number
+
+    def _leave(self, *_: object) -> None:
+        self._leave_again = 0.0
+
+    def _ask_to_leave(self) -> None:
+        """SIGUSR1 to the ranks, not to torchrun above them. Repeated: a rank that still imports ignores it."""
+        self._leave_again = time.monotonic() + LEAVE_AGAIN_S
+        for child in self.children:
+            if child.final and child.code is None:
+                for rank in ranks(child.popen.pid):
+                    rank.signal(signal.SIGUSR1)
+
+
+def ranks(agent: int) -> list[procs.Process]:
+    """The ranks below a torchrun agent: its direct children that carry torch's own mark."""
+    return [p for p in procs.find("TORCHELASTIC_RUN_ID", lambda _: True) if procs.parent(p.pid) == agent]
+
+
+def tail(log: Path, lines: int = TAIL_LINES, limit: int = 64 << 10) -> list[str]:
+    """The last lines of a log that are not blank."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+
+
+def kill_leftovers(run_dir: Path) -> list[procs.Process]:
+    """End what a dead launcher left of this run directory, and of no other. Returns what was ended.
+
+    Raises `RunFailed` when the launcher of such a process is alive: then the directory is in use.
+    """
+    logs = f"{run_dir.resolve() / 'logs'}{os.sep}"
+    found = procs.find("PRL_ATTEMPT_LOG_DIR", lambda value: value.startswith(logs))
+    for one in found:
+        launcher = procs.parse_mark(procs.environ(one.pid).get(procs.LAUNCHER))
+        if launcher and launcher.pid != os.getpid() and launcher.alive():
+            raise RunFailed(f"{run_dir} is in use by process {launcher.pid}; stop it first")
+    if found:
+        logger.warning(f"ending {len(found)} processes that a dead launcher left of {run_dir.name}: {pids(found)}")
+        procs.terminate(found, 2.0)
+    return found
+
+
+def pids(processes: Iterable[procs.Process]) -> str:
+    return ", ".join(str(one.pid) for one in processes)
