@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import read_json, write_json
+from rlmake.core.jsonio import read_json
 from rlmake.core.rundir import RunContext
-from rlmake.transport import WeightReceiver, WeightSender, broadcast, prune_broadcasts
+from rlmake.transport import WeightReceiver, WeightSender, broadcast
 
 
 def context(tmp_path, run_id="run", attempt=1):
@@ -83,7 +83,7 @@ def test_damaged_file_is_named(tmp_path):
         receiver.verify(1)
 
 
-def test_reoffer_holds_only_new_files_and_prune(tmp_path):
+def test_reoffer_holds_only_new_files(tmp_path):
     stale = tmp_path / "broadcasts/step_9"
     stale.mkdir(parents=True)
     for shard in range(3):
@@ -92,10 +92,6 @@ def test_reoffer_holds_only_new_files_and_prune(tmp_path):
     (sender.prepare(9) / "model.safetensors").write_bytes(b"new")
     sender.offer(9)
     assert sorted(path.name for path in stale.iterdir()) == [".sender_ready", "model.safetensors", "version.json"]
-    for version in (5, 6):
-        write_json(tmp_path / f"broadcasts/step_{version}/version.json", {})
-    assert [path.name for path in prune_broadcasts(tmp_path, 6)] == ["step_6", "step_9"]
-    assert [path.name for path in (tmp_path / "broadcasts").iterdir()] == ["step_5"]
 
 
 def test_all_ranks_are_held_until_the_receiver_accepts(tmp_path):

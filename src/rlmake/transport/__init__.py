@@ -6,7 +6,7 @@ The orchestrator and the trainer may call this room; it knows nothing of either,
 
 from rlmake.transport.batches import BatchReceiver, BatchSender, open_receiver, open_sender
 from rlmake.transport.types import Batch, LossCounts, MicroBatch, TrainingSample
-from rlmake.transport.weights import WeightReceiver, WeightSender, broadcast, prune_broadcasts
+from rlmake.transport.weights import WeightReceiver, WeightSender, broadcast
 
 __all__ = [
     "Batch",
@@ -20,5 +20,4 @@ __all__ = [
     "broadcast",
     "open_receiver",
     "open_sender",
-    "prune_broadcasts",
 ]

@@ -169,11 +169,3 @@ class WeightReceiver:
             if not path.is_file() or path.stat().st_size != file["size"] or _hash(path) != file["blake3"]:
                 raise UserError(f"{path}: missing or damaged, weights v{version} cannot be served")
         return folder
-
-
-def prune_broadcasts(run_dir: Path, version: int) -> list[Path]:
-    """Remove the folders of `version` and beyond (an abandoned future); the removed ones, for the log."""
-    gone = [folder for found, folder in numbered(Path(run_dir) / "broadcasts").items() if found >= version]
-    for folder in gone:
-        shutil.rmtree(folder)
-    return gone
