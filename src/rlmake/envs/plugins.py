@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlmake.envs.startup import light_tokenizers
+
 HARNESS = "inproc-chat"  # verifiers' own default is a program that has to be fetched at first use
 RUNTIME = "subprocess"  # verifiers' own default is a hosted sandbox
 
@@ -28,13 +30,14 @@ def register() -> None:
 
 
 def start_worker() -> None:
-    """Prepare a process that serves episodes: verifiers' log on stdout, our ids. Run by every worker of a pool too."""
+    """Prepare a process that serves episodes: its log on stdout, our ids. Run by every worker of a pool too."""
     logging.basicConfig(
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
     )
     for noisy in ("httpx", "aiohttp.access", "openai"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     register()
+    light_tokenizers()
 
 
 def resolve(env: dict[str, Any]) -> Any:

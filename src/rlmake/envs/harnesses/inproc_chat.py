@@ -7,21 +7,21 @@ milliseconds. A later user turn of an exchange replays the whole conversation, a
 import asyncio
 import weakref
 
-import httpx
+import aiohttp
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 
 # One connection pool per event loop: a client per episode would cost more than the episode.
-_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = weakref.WeakKeyDictionary()
 
 
-def _client() -> httpx.AsyncClient:
+def _session() -> aiohttp.ClientSession:
+    """The loop's pool for the interception server, which is on loopback: no proxies, no limits of its own."""
     loop = asyncio.get_running_loop()
-    if loop not in _clients:
-        # The interception server listens on loopback without TLS, and no proxy must stand in between.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        _clients[loop] = httpx.AsyncClient(timeout=None, limits=limits, verify=False, trust_env=False)
-    return _clients[loop]
+    if loop not in _sessions:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        _sessions[loop] = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+    return _sessions[loop]
 
 
 class InprocChatConfig(vf.HarnessConfig):
@@ -44,14 +44,15 @@ class InprocChat(vf.Harness[InprocChatConfig]):
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message_to_wire(message) for message in prompt or []]
-        reply = await _client().post(
-            f"{endpoint.rstrip('/')}/chat/completions",
-            json={"model": ctx.model, "messages": messages},
-            headers={"Authorization": f"Bearer {secret}"},
-        )
-        if reply.is_success:
-            return vf.ProgramResult(exit_code=0, stdout="", stderr="")
-        return vf.ProgramResult(exit_code=1, stdout="", stderr=f"HTTP {reply.status_code}: {reply.text[:2000]}")
+        request = {"model": ctx.model, "messages": messages}
+        headers = {"Authorization": f"Bearer {secret}"}
+        url = f"{endpoint.rstrip('/')}/chat/completions"
+        async with _session().post(url, json=request, headers=headers) as reply:
+            if reply.status < 400:
+                return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+            return vf.ProgramResult(
+                exit_code=1, stdout="", stderr=f"HTTP {reply.status}: {(await reply.text())[:2000]}"
+            )
 
 
 __all__ = ["InprocChat"]

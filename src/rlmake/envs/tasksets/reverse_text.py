@@ -67,9 +67,8 @@ class ReverseTextTaskset(vf.Taskset[ReverseTask, ReverseTextConfig]):
                         system_prompt=self.config.instruction,
                     )
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise ValueError(
-                        f"{self.config.path}: row {number}: expected an object with text in 'prompt' and 'target': {error}"
-                    ) from error
+                    fault = f"expected an object with text in 'prompt' and 'target': {error}"
+                    raise ValueError(f"{self.config.path}: row {number}: {fault}") from error
                 yield ReverseTask(data, self.config.task)
 
 
