@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_json
+from rlmake.core.procs import Process, process
 
 # A reader on another host cannot be asked whether it lives; its mark counts for this long.
 REMOTE_LIFETIME_S = 2 * 3600.0
@@ -22,11 +23,12 @@ def reading(folder: Path) -> Iterator[Path]:
 
     A folder that cannot be written to (a read-only store) is read without a mark: nobody can prune it either.
     """
+    own = process(os.getpid())
     mark = folder / f"reading-{uuid.uuid4().hex}.json"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such checkpoint")
     try:
-        write_json(mark, {"schema": 1, "host": socket.gethostname(), "pid": os.getpid(), "start": _start(os.getpid())})
+        write_json(mark, {"schema": 1, "host": socket.gethostname(), "pid": own.pid, "started": own.started})
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -50,20 +52,12 @@ def is_read(folder: Path) -> bool:
 def _alive(mark: Path) -> bool:
     try:
         record = read_json(mark)
-        host, pid, start = record["host"], int(record["pid"]), record["start"]
+        host, reader = record["host"], Process(int(record["pid"]), int(record["started"]))
     except (UserError, KeyError, TypeError, ValueError):
         return False
     if host == socket.gethostname():
-        return start is not None and _start(pid) == start
+        return reader.alive()
     try:
         return time.time() - mark.stat().st_mtime < REMOTE_LIFETIME_S
     except FileNotFoundError:
         return False
-
-
-def _start(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot (field 22 of /proc/<pid>/stat); None when it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None

@@ -1,0 +1,83 @@
+"""A checkpoint becomes bf16 safetensors: fp32 master weights are rounded once, to nearest even."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlmake import checkpoint as ck
+from rlmake.core.errors import UserError
+from rlmake.export import assets
+from rlmake.export.sources import CheckpointSource, Spec
+from rlmake.export.staging import staged
+from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, plan_shards, write_model
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def rule(name: str, spec: Spec) -> dict[str, Spec]:
+    """Floating-point tensors become bf16, others stay as they are."""
+    return {name: Spec(torch.bfloat16, spec.shape) if spec.dtype.is_floating_point else spec}
+
+
+def make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    return checked(name, tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor)
+
+
+def export(checkpoint: Path, out: Path, *, max_shard: int = MAX_SHARD, trust: bool = False) -> dict[str, Any]:
+    """Write the model of `checkpoint` (`…/checkpoints/step_<n>`, or its `trainer`) as a bf16 directory at `out`.
+
+    Returns facts for a manifest: format, step, fingerprint, policy_version, tensors, parameters, bytes, shards, files.
+    Raises `UserError` for a damaged or LoRA checkpoint, a tensor with NaN, shapes that contradict the configuration.
+    `trust` reads a checkpoint without COMPLETE record, whose DCP metadata (a pickle) nothing vouches for.
+    """
+    return export_with(checkpoint, out, "bf16", rule, make, max_shard, trust)
+
+
+def export_with(
+    checkpoint: Path,
+    out: Path,
+    kind: str,
+    rule: Rule,
+    make: Make,
+    max_shard: int,
+    trust: bool,
+    changes: Callable[[dict[str, Spec]], dict[str, Any]] = lambda tensors: {},
+) -> dict[str, Any]:
+    """The way of every export from a checkpoint; `changes(source tensors)` go into config.json."""
+    folder = checkpoint.parent if checkpoint.name == "trainer" else checkpoint
+    with ck.reading(folder):
+        record = _record(folder, trust)
+        source = CheckpointSource(folder / "trainer")
+        _check(source, folder)
+        stated = changes(source.tensors)
+        outputs = {name: rule(name, spec) for name, spec in source.tensors.items()}
+        with staged(out) as temporary:
+            facts = write_model(temporary, source, plan_shards(outputs, max_shard), outputs, make)
+            assets.copy(assets.resolve(source.assets), temporary, source.chat_template)
+            assets.write_config(temporary, source.config, **stated)
+    return {"format": kind, **record, **facts}
+
+
+def _record(folder: Path, trust: bool) -> dict[str, Any]:
+    if trust and not (folder / "COMPLETE").exists():
+        return {"step": None, "fingerprint": None, "policy_version": None}
+    if faults := ck.verify(folder):
+        raise UserError(faults[0])
+    return {key: ck.read(folder)[key] for key in ("step", "fingerprint", "policy_version")}
+
+
+def _check(source: CheckpointSource, folder: Path) -> None:
+    """Refuse an adapter run, drop the tied head, compare what the configuration says with the tensors."""
+    if source.lora is not None or any(".lora_A" in name for name in source.tensors):
+        raise UserError(f"{folder}: a LoRA checkpoint has no full weights; export it as an adapter or merged")
+    if EMBEDDING not in source.tensors:
+        return
+    if source.config["tie_word_embeddings"]:
+        source.tensors.pop(HEAD, None)
+    elif HEAD not in source.tensors:
+        raise UserError(f"{folder}: tie_word_embeddings is false, yet there is no {HEAD}")
+    rows, vocabulary = source.tensors[EMBEDDING].shape[0], source.config["vocab_size"]
+    if rows != vocabulary:
+        raise UserError(f"{folder}: {EMBEDDING} has {rows} rows, vocab_size is {vocabulary}")

@@ -1,0 +1,86 @@
+"""A blockwise FP8 release becomes bf16: `w = q · s` in fp32, rounded once."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlmake.core.errors import UserError
+from rlmake.export import assets
+from rlmake.export.fp8 import BLOCK
+from rlmake.export.sources import DirectorySource, Spec
+from rlmake.export.staging import staged
+from rlmake.export.writer import checked, write_model
+
+SCALE = "_scale_inv"
+
+
+def dequantize_block(q: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] = (BLOCK, BLOCK)) -> torch.Tensor:
+    """e4m3 `q` [..., rows, cols] and scales [..., ⌈rows/b0⌉, ⌈cols/b1⌉] → bf16 [..., rows, cols]."""
+    rows, cols = q.shape[-2:]
+    wide = scale.float().repeat_interleave(block[0], -2)[..., :rows, :].repeat_interleave(block[1], -1)[..., :cols]
+    return (q.float() * wide).to(torch.bfloat16)
+
+
+def export(source: Path, out: Path | None = None) -> dict[str, Any]:
+    """Write the bf16 directory (default `<source>-BF16`), shard by shard under the same names. Returns facts."""
+    out = out or source.with_name(f"{source.name}-BF16")
+    model = DirectorySource(source)
+    block = _block(model, source)
+    quantized = {name for name, spec in model.tensors.items() if _is_fp8(spec)}
+    if not quantized:
+        raise UserError(f"{source}: holds no FP8 weight")
+    for name in sorted(quantized):
+        _check_scale(model, name, block, source)
+
+    def rule(name: str, spec: Spec) -> dict[str, Spec]:
+        if name.endswith(SCALE):
+            return {}
+        return {name: Spec(torch.bfloat16, spec.shape) if name in quantized else spec}
+
+    def make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        if name in quantized:  # the scale may lie in another shard
+            tensor = dequantize_block(tensor, model.load([name + SCALE])[name + SCALE], block)
+        return checked(name, tensor)
+
+    outputs = {name: rule(name, spec) for name, spec in model.tensors.items()}
+    shards = {file: [name for name in names if outputs[name]] for file, names in model.shards.items()}
+    with staged(out) as temporary:
+        facts = write_model(temporary, model, shards, outputs, make)
+        assets.copy_all(source, temporary)
+        assets.write_config(temporary, _plain(model.config))
+    return {"format": "bf16", **facts}
+
+
+def _block(model: DirectorySource, source: Path) -> tuple[int, int]:
+    """The block size that config.json states, in its top or its text table; 128 × 128 when it states none."""
+    for table in (model.config, model.config.get("text_config") or {}):
+        settings = table.get("quantization_config") or {}
+        if settings.get("scale_fmt") == "ue8m0":
+            raise UserError(f"{source}: scales of type ue8m0 are not supported")
+        if settings.get("weight_block_size"):
+            return tuple(settings["weight_block_size"])
+    return BLOCK, BLOCK
+
+
+def _is_fp8(spec: Spec) -> bool:
+    return spec.dtype.is_floating_point and spec.dtype.itemsize == 1
+
+
+def _check_scale(model: DirectorySource, name: str, block: tuple[int, int], source: Path) -> None:
+    spec, scale = model.tensors[name], model.tensors.get(name + SCALE)
+    if scale is None:
+        raise UserError(f"{source}: {name} has no {name + SCALE} beside it")
+    *stack, rows, cols = spec.shape
+    expected = (*stack, -(-rows // block[0]), -(-cols // block[1]))
+    if scale.shape != expected:
+        raise UserError(f"{source}: {name + SCALE} has shape {list(scale.shape)}, expected {list(expected)}")
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration without `quantization_config`, wherever it stands."""
+    return {
+        key: _plain(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "quantization_config"
+    }

@@ -1,0 +1,119 @@
+"""Blockwise FP8, the layout of DeepSeek-V3 releases: e4m3 weights, one fp32 scale per block of 128 × 128.
+
+For a block with largest magnitude `amax`: `s = max(amax / 448, 1e-12)`, `q = e4m3(clamp(w / s, ±448))`. The scale is
+stored as `<name>_scale_inv` and is multiplied to dequantise (https://arxiv.org/abs/2412.19437, section 3.3).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from loguru import logger
+
+from rlmake.core.errors import UserError
+from rlmake.export import assets, bf16
+from rlmake.export.sources import DirectorySource, Spec
+from rlmake.export.staging import staged
+from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, same, write_model
+
+E4M3_MAX, MIN_SCALE, BLOCK = 448.0, 1e-12, 128
+# A weight whose name contains one of these stays as it is.
+KEPT = (
+    "norm", "embed", "lm_head", "shared_expert_gate", "in_proj_a", "in_proj_b", "eh_proj", "weights_proj", "visual.",
+    "router",
+)  # fmt: skip
+LARGE = 2**20  # elements from which a stacked tensor that stays unquantised is worth a warning
+
+
+def is_quantized(name: str, spec: Spec) -> bool:
+    """2-D weights of linear layers: not norms, embeddings, the head, routers and gates, nor a vision tower."""
+    return (
+        name.endswith(".weight")
+        and len(spec.shape) == 2
+        and spec.dtype.is_floating_point
+        and spec.dtype.itemsize > 1
+        and not name.endswith(".gate.weight")
+        and not any(part in name for part in KEPT)
+    )
+
+
+def quantize_block(weight: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
+    """`weight` [rows, cols] → e4m3 [rows, cols] and fp32 scales [⌈rows/block⌉, ⌈cols/block⌉]. Edges count as zeros."""
+    rows, cols = weight.shape
+    high, wide = -(-rows // block), -(-cols // block)
+    padded = torch.nn.functional.pad(weight.float(), (0, wide * block - cols, 0, high * block - rows))
+    blocks = padded.view(high, block, wide, block)
+    scale = (blocks.abs().amax(dim=(1, 3)) / E4M3_MAX).clamp(min=MIN_SCALE)
+    quotient = (blocks / scale[:, None, :, None]).clamp(-E4M3_MAX, E4M3_MAX)
+    q = quotient.to(torch.float8_e4m3fn).view(high * block, wide * block)
+    return q[:rows, :cols].contiguous(), scale
+
+
+def rules(block: int, rule: Rule, make: Make) -> tuple[Rule, Make]:
+    """Quantise what the given `rule` and `make` yield: types and shapes beforehand, and then the tensors."""
+
+    def fp8_rule(name: str, spec: Spec) -> dict[str, Spec]:
+        if not is_quantized(name, spec):
+            return rule(name, spec)
+        grid = tuple(-(-size // block) for size in spec.shape)
+        return {name: Spec(torch.float8_e4m3fn, spec.shape), f"{name}_scale_inv": Spec(torch.float32, grid)}
+
+    def fp8_make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        tensor = make(name, tensor)[name]
+        if not is_quantized(name, Spec(tensor.dtype, tuple(tensor.shape))):
+            return {name: tensor}
+        q, scale = quantize_block(tensor, block)
+        return {name: q, f"{name}_scale_inv": scale}
+
+    return fp8_rule, fp8_make
+
+
+def settings(tensors: dict[str, Spec], block: int, where: Path) -> dict[str, Any]:
+    """The `quantization_config` of config.json; raises `UserError` when nothing would be quantised."""
+    if any(spec.dtype.itemsize == 1 and spec.dtype.is_floating_point for spec in tensors.values()):
+        raise UserError(f"{where}: is FP8 already")
+    quantized = [name for name, spec in tensors.items() if is_quantized(name, spec)]
+    if not quantized:
+        raise UserError(f"{where}: holds no weight that FP8 applies to")
+    for name, spec in tensors.items():
+        if len(spec.shape) > 2 and spec.numel >= LARGE:
+            logger.warning(f"{name} {list(spec.shape)} is stacked and stays bf16")
+    kept = {name for name, spec in tensors.items() if name.endswith(".weight") and len(spec.shape) == 2}
+    return {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [block, block],
+        "modules_to_not_convert": sorted(name.removesuffix(".weight") for name in kept - set(quantized)),
+    }
+
+
+def quantize(source: Path, out: Path | None = None, *, block: int = BLOCK) -> dict[str, Any]:
+    """A bf16 directory becomes an FP8 one (default `<source>-FP8`), shard by shard under the same names."""
+    out = out or source.with_name(f"{source.name}-FP8")
+    model = DirectorySource(source)
+    if "quantization_config" in model.config:
+        raise UserError(f"{source}: is quantised already ({model.config['quantization_config'].get('quant_method')})")
+    table = settings(model.tensors, block, source)
+    rule, make = rules(block, same, checked)
+    outputs = {name: rule(name, spec) for name, spec in model.tensors.items()}
+    with staged(out) as temporary:
+        facts = write_model(temporary, model, model.shards, outputs, make)
+        assets.copy_all(source, temporary)
+        assets.write_config(temporary, model.config, quantization_config=table)
+    return {"format": "fp8", **facts}
+
+
+def export(
+    checkpoint: Path, out: Path, *, block: int = BLOCK, max_shard: int = MAX_SHARD, trust: bool = False
+) -> dict[str, Any]:
+    """A checkpoint becomes an FP8 directory with no bf16 copy on disk.
+
+    Weights are rounded to bf16 before they are quantised, so the result is the same as by way of a bf16 export.
+    """
+    rule, make = rules(block, bf16.rule, bf16.make)
+
+    def changes(tensors: dict[str, Spec]) -> dict[str, Any]:
+        return {"quantization_config": settings(tensors, block, checkpoint)}
+
+    return bf16.export_with(checkpoint, out, "fp8", rule, make, max_shard, trust, changes)

@@ -1,0 +1,156 @@
+"""Where tensors come from: the trainer half of a checkpoint (DCP), or a directory of safetensors.
+
+The trainer half carries `model.json`, all that an export needs beside the tensors:
+
+    {"schema": 1,
+     "config": {…},             the model's Hugging Face configuration
+     "assets": "…",             directory (or hub id) with tokenizer, generation config, processor, local *.py
+     "chat_template": null,     text of a configured chat template that replaces the tokenizer's own
+     "prefix": "model.",        what DCP keys of model tensors begin with; the rest is the tensor's Hugging Face name
+     "lora": null}              the adapter's settings when the run trains one
+"""
+
+import json
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import read_json
+
+SCHEMA = 1
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Type and shape of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+class Source(Protocol):
+    """Named tensors that are loaded a few at a time, with the configuration and the folder of the other files."""
+
+    tensors: dict[str, Spec]
+    config: dict[str, Any]
+    assets: str
+
+    def load(self, names: Sequence[str]) -> dict[str, torch.Tensor]: ...
+
+
+class CheckpointSource:
+    """The model of a checkpoint's trainer half, whatever the number of ranks that wrote it. Needs no process group.
+
+    DCP pickles its own `.metadata`: verify the checkpoint's hashes before reading one.
+    """
+
+    def __init__(self, trainer_half: Path):
+        from torch.distributed.checkpoint import FileSystemReader
+
+        self.folder = trainer_half
+        facts = read_json(trainer_half / "model.json")
+        if facts.get("schema") != SCHEMA:
+            raise UserError(
+                f"{trainer_half / 'model.json'}: schema {facts.get('schema')} is unknown, expected {SCHEMA}"
+            )
+        self.config, self.assets, self.prefix = facts["config"], facts["assets"], facts["prefix"]
+        self.chat_template, self.lora = facts["chat_template"], facts["lora"]
+        entries = FileSystemReader(trainer_half).read_metadata().state_dict_metadata
+        self.tensors = {
+            key.removeprefix(self.prefix): Spec(entry.properties.dtype, tuple(entry.size))
+            for key, entry in entries.items()
+            if key.startswith(self.prefix) and hasattr(entry, "size")
+        }
+        if not self.tensors:
+            raise UserError(f"{trainer_half}: holds no tensor whose name begins with {self.prefix!r}")
+
+    def load(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Whole tensors, on the CPU, in the type they were saved in."""
+        import torch.distributed.checkpoint as dcp
+
+        state = {}
+        for name in names:
+            spec = self.tensors[name]
+            state[self.prefix + name] = torch.empty(spec.shape, dtype=spec.dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(state, storage_reader=dcp.FileSystemReader(self.folder), no_dist=True)
+        return {key.removeprefix(self.prefix): tensor for key, tensor in state.items()}
+
+
+class DirectorySource:
+    """A Hugging Face directory: one `model.safetensors`, or shards with an index."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such directory")
+        self.config, self.assets = read_json(folder / "config.json"), str(folder)
+        if (folder / INDEX).is_file():
+            self.weight_map: dict[str, str] = read_json(folder / INDEX)["weight_map"]
+        elif (folder / SINGLE).is_file():
+            with safe_open(folder / SINGLE, "pt") as file:
+                self.weight_map = dict.fromkeys(file.keys(), SINGLE)
+        else:
+            raise UserError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
+        self.tensors = {}
+        for name in sorted(set(self.weight_map.values())):
+            for tensor, spec in _header(folder / name).items():
+                if self.weight_map.get(tensor) == name:
+                    self.tensors[tensor] = spec
+        if ghosts := sorted(self.weight_map.keys() - self.tensors.keys()):
+            raise UserError(f"{folder / INDEX}: names {ghosts[0]}, which {self.weight_map[ghosts[0]]} does not hold")
+
+    @property
+    def shards(self) -> dict[str, list[str]]:
+        """`{file: [tensor]}`, files in order of name, tensors in the order they lie in the file."""
+        found: dict[str, list[str]] = {name: [] for name in sorted(set(self.weight_map.values()))}
+        for tensor in self.tensors:
+            found[self.weight_map[tensor]].append(tensor)
+        return found
+
+    def load(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        with ExitStack() as stack:
+            files = {
+                shard: stack.enter_context(safe_open(self.folder / shard, "pt"))
+                for shard in {self.weight_map[name] for name in names}
+            }
+            return {name: files[self.weight_map[name]].get_tensor(name) for name in names}
+
+
+# Types of the safetensors format, https://github.com/huggingface/safetensors#format
+TYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
+    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+def _header(path: Path) -> dict[str, Spec]:
+    """Types and shapes from a safetensors header, in the order of their offsets; no tensor is read."""
+    try:
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+        entries.sort(key=lambda item: item[1]["data_offsets"])
+        return {name: Spec(TYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in entries}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, ValueError, KeyError, MemoryError) as error:
+        raise UserError(f"{path}: not readable as safetensors: {error}") from None

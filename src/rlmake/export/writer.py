@@ -1,0 +1,143 @@
+"""Streaming safetensors: sizes are known before the first byte, so tensors go to their place as they come."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import write_json
+from rlmake.export.sources import INDEX, SINGLE, TYPES, Source, Spec
+
+MAX_SHARD = 5 * 10**9  # bytes
+GROUP = 256 * 2**20  # bytes of source tensors loaded at a time; two groups are in memory, one being written
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+
+# One source tensor's outputs: `rule(name, spec) -> {name: spec}` before, `make(name, tensor) -> {name: tensor}` then.
+Rule = Callable[[str, Spec], dict[str, Spec]]
+Make = Callable[[str, torch.Tensor], dict[str, torch.Tensor]]
+
+
+def natural(name: str) -> list[Any]:
+    """Sort key that puts layer 2 before layer 10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def plan_shards(outputs: dict[str, dict[str, Spec]], max_shard: int = MAX_SHARD) -> dict[str, list[str]]:
+    """`{file: [source tensor]}`: filled in natural order up to `max_shard` bytes; a larger tensor has its own file."""
+    bins: list[list[str]] = []
+    room = 0
+    for name in sorted(outputs, key=natural):
+        size = sum(spec.nbytes for spec in outputs[name].values())
+        if not bins or size > room:
+            bins.append([])
+            room = max_shard
+        bins[-1].append(name)
+        room -= size
+    if len(bins) == 1:
+        return {SINGLE: bins[0]}
+    return {f"model-{n:05d}-of-{len(bins):05d}.safetensors": names for n, names in enumerate(bins, 1)}
+
+
+def write_model(
+    folder: Path, source: Source, shards: dict[str, list[str]], outputs: dict[str, dict[str, Spec]], make: Make
+) -> dict[str, Any]:
+    """Write every shard, then the index where there is more than one. Returns `{tensors, parameters, bytes, shards}`.
+
+    `shards` holds names of source tensors, `outputs` says what becomes of each.
+    """
+    weight_map: dict[str, str] = {}
+    total = parameters = 0
+    for file, names in shards.items():
+        specs = {out: spec for name in names for out, spec in outputs[name].items()}
+        if not specs:
+            continue
+        write_shard(folder / file, specs, _made(source, names, make))
+        weight_map |= dict.fromkeys(specs, file)
+        total += sum(spec.nbytes for spec in specs.values())
+        parameters += sum(spec.numel for out, spec in specs.items() if not out.endswith("_scale_inv"))
+    files = sorted(set(weight_map.values()))
+    if files != [SINGLE]:
+        ordered = {name: weight_map[name] for name in sorted(weight_map)}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": ordered})
+    return {"tensors": len(weight_map), "parameters": parameters, "bytes": total, "shards": files}
+
+
+def write_shard(path: Path, specs: dict[str, Spec], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """One safetensors file. Wider types come first, so that every tensor is aligned to its own type."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    places = {}
+    for name, spec in sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, natural(item[0]))):
+        header[name] = {
+            "dtype": NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [offset, offset + spec.nbytes],
+        }
+        places[name] = offset
+        offset += spec.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        start = file.tell()
+        for name, tensor in tensors:
+            if Spec(tensor.dtype, tuple(tensor.shape)) != specs[name]:
+                raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}, expected {specs[name]}")
+            file.seek(start + places.pop(name))
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if places:
+            raise ValueError(f"{path}: {len(places)} tensors were never written, {min(places)} among them")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def groups(source: Source, names: Sequence[str], size: int = GROUP) -> Iterator[list[str]]:
+    """Names cut into groups of about `size` bytes, at least one tensor each."""
+    group: list[str] = []
+    held = 0
+    for name in names:
+        nbytes = source.tensors[name].nbytes
+        if group and held + nbytes > size:
+            yield group
+            group, held = [], 0
+        group.append(name)
+        held += nbytes
+    if group:
+        yield group
+
+
+def _made(source: Source, names: Sequence[str], make: Make) -> Iterator[tuple[str, torch.Tensor]]:
+    """Load, check and convert group by group; while one is written the next is loaded."""
+
+    def load(group: list[str]) -> list[tuple[str, torch.Tensor]]:
+        loaded = source.load(group)
+        return [item for name in group for item in make(name, loaded.pop(name)).items()]
+
+    with ThreadPoolExecutor(1) as pool:
+        pending = None
+        for group in [*groups(source, names), None]:
+            ready, pending = pending, pool.submit(load, group) if group is not None else None
+            if ready is not None:
+                yield from ready.result()
+
+
+def require_finite(name: str, tensor: torch.Tensor) -> None:
+    """A model with NaN or infinity in it is never written: raises `UserError` naming the tensor."""
+    if tensor.is_floating_point() and tensor.dtype.itemsize > 1 and not bool(torch.isfinite(tensor).all()):
+        raise UserError(f"tensor {name} holds NaN or infinite values; nothing was written")
+
+
+def same(name: str, spec: Spec) -> dict[str, Spec]:
+    """The rule of tensors that stay as they are."""
+    return {name: spec}
+
+
+def checked(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    require_finite(name, tensor)
+    return {name: tensor}

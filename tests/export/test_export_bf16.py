@@ -1,0 +1,229 @@
+"""Checkpoint → bf16: the exported directory is the trained model, whole, and never half there (E01, E04, E05)."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from export_tiny import TEMPLATE, VOCAB, complete, make_model, save
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from rlmake import checkpoint as ck
+from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.rundir import step_dir
+from rlmake.export import bf16, writer
+
+IDS = torch.tensor([[5, 9, 200, 310, 7, 8]])
+
+
+def load(folder: Path):
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype="auto")
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    return model
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("max_shard", [10**9, 40_000])
+def test_the_exported_model_is_the_trained_one(tmp_path, base, tied, max_shard):
+    trained = make_model(tied)
+    facts = bf16.export(save(tmp_path / "run", trained, base), tmp_path / "weights", max_shard=max_shard)
+    out = tmp_path / "weights"
+    loaded = load(out)
+    assert loaded.dtype == torch.bfloat16
+    for parameter in trained.parameters():  # buffers (rotary frequencies) stay fp32, as in any model that is loaded
+        parameter.data = parameter.data.to(torch.bfloat16)
+    assert torch.equal(logits(loaded), logits(trained))
+    tensors = {}
+    for shard in out.glob("*.safetensors"):
+        tensors |= load_file(shard)
+        assert max_shard > 10**8 or shard.stat().st_size < max_shard + 2000
+    assert ("lm_head.weight" in tensors) == (not tied)
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, trained.state_dict()[name]), name
+    assert tied or not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+    config = AutoConfig.from_pretrained(out)
+    assert config.tie_word_embeddings is tied and config.vocab_size == VOCAB and config.dtype == torch.bfloat16
+    assert (facts["step"], facts["format"], facts["bytes"]) == (7, "bf16", sum(t.nbytes for t in tensors.values()))
+    assert facts["parameters"] == sum(t.numel() for t in tensors.values()) and facts["tensors"] == len(tensors)
+
+
+def test_index_and_shards(tmp_path, base):
+    out = tmp_path / "weights"
+    facts = bf16.export(save(tmp_path / "run", make_model(), base), out, max_shard=40_000)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    n = len(facts["shards"])
+    assert n > 2 and facts["shards"] == [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
+    assert index["metadata"]["total_size"] == facts["bytes"]
+    for shard in facts["shards"]:
+        with safe_open(out / shard, "pt") as file:
+            assert file.metadata() == {"format": "pt"}
+            assert sorted(file.keys()) == sorted(name for name, at in index["weight_map"].items() if at == shard)
+
+
+def test_everything_else_travels_along(tmp_path, base):
+    out = tmp_path / "weights"
+    bf16.export(save(tmp_path / "run", make_model(), base), out)
+    assert (out / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+    assert (out / "generation_config.json").read_bytes() == (base / "generation_config.json").read_bytes()
+    assert GenerationConfig.from_pretrained(out).eos_token_id == [3, 5]
+    assert (out / "modeling_local.py").is_file() and not (out / "card.json").exists()
+    assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+    assert not [path for path in out.iterdir() if path.name.startswith(".") or "tmp" in path.name]
+
+
+def test_a_configured_chat_template_replaces_the_tokenizers(tmp_path, base):
+    out = tmp_path / "weights"
+    bf16.export(save(tmp_path / "run", make_model(), base, chat_template="{{ 'mine' }}"), out)
+    turn = [{"role": "user", "content": "hi"}]
+    assert AutoTokenizer.from_pretrained(out).apply_chat_template(turn, tokenize=False) == "mine"
+
+
+def test_same_bytes_every_time(tmp_path, base):
+    folder = save(tmp_path / "run", make_model(), base)
+    bf16.export(folder, tmp_path / "a")
+    bf16.export(folder / "trainer", tmp_path / "b")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == {
+        p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()
+    }
+
+
+TWO_RANKS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from export_tiny import make_model
+dist.init_process_group("gloo")
+model = make_model(tied=False)
+for layer in model.model.layers:
+    fully_shard(layer)
+fully_shard(model)
+dcp.save({f"model.{k}": v for k, v in get_model_state_dict(model).items()}, checkpoint_id=sys.argv[1])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_checkpoint_of_two_ranks_gives_the_same_bytes(tmp_path, base):
+    one = save(tmp_path / "one", make_model(tied=False), base)
+    half = step_dir(tmp_path / "two", 7) / "trainer.tmp-x"
+    half.mkdir(parents=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    script = tmp_path / "two_ranks.py"
+    script.write_text(TWO_RANKS)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*command, str(script), str(half), str(base), str(Path(__file__).parent)],
+        check=True, env=env, timeout=120, capture_output=True,
+    )  # fmt: skip
+    shutil.copyfile(one / "trainer" / "model.json", half / "model.json")
+    ck.commit(half, half.parent, "trainer")
+    assert len(list((half.parent / "trainer").glob("*.distcp"))) == 2
+    bf16.export(one, tmp_path / "a", max_shard=40_000)
+    bf16.export(complete(tmp_path / "two", 7), tmp_path / "b", max_shard=40_000)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+def test_a_damaged_checkpoint_is_refused_before_it_is_read(tmp_path, base):
+    folder = save(tmp_path / "run", make_model(), base)
+    data = folder / "trainer" / ".metadata"
+    data.write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+    with pytest.raises(UserError, match=r"trainer/\.metadata"):
+        bf16.export(folder, tmp_path / "weights")
+    (folder / "COMPLETE").unlink()
+    with pytest.raises(UserError, match="never finished"):
+        bf16.export(folder, tmp_path / "weights")
+    assert not (tmp_path / "weights").exists()
+
+
+def test_a_foreign_directory_needs_trust(tmp_path, base):
+    folder = save(tmp_path / "run", make_model(), base)
+    (folder / "COMPLETE").unlink()
+    assert bf16.export(folder, tmp_path / "weights", trust=True)["step"] is None
+    load(tmp_path / "weights")
+
+
+def test_lora_is_refused_in_one_line(tmp_path, base):
+    folder = save(tmp_path / "run", make_model(), base, lora={"rank": 4, "alpha": 16})
+    with pytest.raises(UserError, match="LoRA") as caught:
+        bf16.export(folder, tmp_path / "weights")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_diverged_model_is_never_written(tmp_path, base):
+    model = make_model()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
+    with pytest.raises(UserError, match=r"model\.layers\.1\.mlp\.up_proj\.weight.*NaN"):
+        bf16.export(save(tmp_path / "run", model, base), tmp_path / "weights")
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_a_wrong_vocabulary_is_named(tmp_path, base):
+    model = make_model()
+    model.config.vocab_size = 300
+    with pytest.raises(UserError, match="has 320 rows, vocab_size is 300"):
+        bf16.export(save(tmp_path / "run", model, base), tmp_path / "weights")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rlmake.export import bf16, writer
+real, calls = writer.write_shard, []
+def dying(path, specs, tensors):
+    calls.append(path)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(path, specs, tensors)
+writer.write_shard = dying
+bf16.export(Path(sys.argv[1]), Path(sys.argv[2]), max_shard=40_000)
+"""
+
+
+def test_a_killed_export_never_looks_finished_and_starts_again_cleanly(tmp_path, base):
+    folder, out = save(tmp_path / "run", make_model(), base), tmp_path / "exports" / "weights"
+    code = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(out)], timeout=120).returncode
+    assert code == -signal.SIGKILL
+    assert not out.exists() and len(list(out.parent.glob("weights.tmp-*"))) == 1
+    bf16.export(folder, out)
+    assert [path.name for path in out.parent.iterdir()] == ["weights"]
+    load(out)
+
+
+def test_a_full_disk_leaves_the_older_export(tmp_path, base, monkeypatch):
+    folder, out = save(tmp_path / "run", make_model(), base), tmp_path / "weights"
+    bf16.export(folder, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, "write_shard", full)
+    with pytest.raises(RunFailed, match="no space left"):
+        bf16.export(folder, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "weights"}
+
+
+def test_shards_are_planned_in_layer_order():
+    specs = {f"model.layers.{n}.w": {f"model.layers.{n}.w": writer.Spec(torch.bfloat16, (50,))} for n in (10, 2, 1)}
+    assert list(writer.plan_shards(specs, 200).values()) == [
+        ["model.layers.1.w", "model.layers.2.w"], ["model.layers.10.w"],
+    ]  # fmt: skip
