@@ -1,0 +1,52 @@
+"""Configuration of a data set made by the build (kind `data`)."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from rlmake.config.fields import Config, group, semantic
+from rlmake.config.names import fault_of_segment
+from rlmake.config.refused import Refused
+
+
+class PydocPhrases(Config):
+    """Phrases cut from the English prose that ships with Python (`pydoc_data.topics`), split by hash."""
+
+    type: Literal["pydoc-phrases"] = semantic("pydoc-phrases", "Source.")
+    task: Literal["reverse"] = semantic("reverse", "Task made of each phrase.")
+    min_chars: int = semantic(8, "Shortest phrase.", ge=1)
+    max_chars: int = semantic(24, "Longest phrase.", ge=1)
+    num_train: int = semantic(4096, "Rows of the train split.", ge=1)
+    num_heldout: int = semantic(256, "Rows of the held-out split, whose phrases are in no other.", ge=0)
+    seed: int = semantic(0, "Seed of the choice.", ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self):
+        if self.min_chars > self.max_chars:
+            raise Refused(("min_chars", f"must be ≤ max_chars = {self.max_chars}, not {self.min_chars}"))
+        return self
+
+
+class FileSource(Config):
+    """Files of the user's (JSONL or Parquet), one list per split."""
+
+    type: Literal["file"] = semantic("file", "Source.")
+    paths: dict[str, str | list[str]] = semantic(..., 'Files by split, e.g. train = "data/train.jsonl".', min_length=1)
+
+    @model_validator(mode="after")
+    def _names(self):
+        if faults := [(f"paths.{name}", fault) for name in self.paths if (fault := fault_of_segment(name))]:
+            raise Refused(faults)
+        return self
+
+
+class DataConfig(Config):
+    """A data set (kind `data`)."""
+
+    entry: ClassVar[str | None] = "data"
+
+    source: Annotated[PydocPhrases | FileSource, Field(discriminator="type")] = group(
+        PydocPhrases(), "Where rows come from."
+    )
+    columns: dict[str, str] = semantic(dict, "Columns to rename: name in the source → name in the data set.")
+    format: Literal["jsonl", "parquet"] = semantic("jsonl", "Format of the files.")

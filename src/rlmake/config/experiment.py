@@ -1,0 +1,128 @@
+"""The `[experiment]` table of an experiment file: what only the build reads."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError, model_validator
+
+from rlmake.config.faults import of_validation, placed
+from rlmake.config.fields import Config, runtime
+from rlmake.config.layers import Composed, load_layer
+from rlmake.config.names import fault_of_path
+from rlmake.config.refused import Refused
+from rlmake.core.errors import ConfigError, Fault, nearest
+
+Kind = Literal["data", "init", "import", "sft", "rl"]
+GRID_WORDS = ("zip", "include", "exclude", "baseline")
+
+
+class GridTable(Config):
+    """A grid of runs: axes (dotted keys of the configuration with their values) and how they are combined."""
+
+    axes: dict[str, list[Any]] = runtime(dict, "Values by dotted key.")
+    zip: list[list[str]] = runtime(list, "Groups of axes that advance together.")
+    include: list[dict[str, Any]] = runtime(list, "Cells to add.")
+    exclude: list[dict[str, Any]] = runtime(list, "Cells to leave out: all that agree with one of these.")
+    baseline: dict[str, Any] | None = runtime(None, "The cell that others are compared with.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _axes_beside_words(cls, data: Any) -> Any:
+        """Axes stand directly in the table; nested keys of TOML (`trainer.optim.lr`) are joined to dotted ones."""
+        if not isinstance(data, dict) or "axes" in data:
+            return data
+        axes: dict[str, Any] = {}
+        for key, value in data.items():
+            if key not in GRID_WORDS:
+                _flatten(key, value, axes)
+        words = {key: data[key] for key in GRID_WORDS if key in data}
+        if isinstance(words.get("zip"), list) and all(isinstance(item, str) for item in words["zip"]):
+            words["zip"] = [words["zip"]]
+        return {"axes": axes, **words}
+
+    @model_validator(mode="after")
+    def _known_axes(self):
+        faults = []
+        for key, values in self.axes.items():
+            if not values:
+                faults.append((key, "an axis needs at least one value"))
+        for index, names in enumerate(self.zip):
+            lengths = {len(self.axes[name]) for name in names if name in self.axes}
+            if len(lengths) > 1:
+                faults.append((f"zip.{index}", f"axes of one zip need equally many values, not {sorted(lengths)}"))
+        used = [(f"zip.{index}", name) for index, names in enumerate(self.zip) for name in names]
+        used += [(f"exclude.{index}", name) for index, cell in enumerate(self.exclude) for name in cell]
+        used += [("baseline", name) for name in self.baseline or ()]
+        for key, name in used:
+            if name not in self.axes:
+                faults.append((key, f"'{name}' is no axis{nearest(name, self.axes)}"))
+        if faults:
+            raise Refused(faults)
+        return self
+
+
+def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _flatten(f"{key}.{name}", item, out)
+    else:
+        out[key.replace("-", "_")] = value
+
+
+class ExperimentTable(Config):
+    """What the build reads of an experiment file; never inherited, never seen by the entry point."""
+
+    kind: Kind | None = runtime(None, "Kind of work; a file without one is a fragment to extend from.")
+    extends: list[str] = runtime(list, "Files composed below this one, relative to it.")
+    evals: list[str] = runtime(list, "Suites (files under experiments/evals/) to build for this run.")
+    manual: bool = runtime(False, "Validated and planned, but not part of `all`.")
+    grid: GridTable | None = runtime(None, "One run per cell.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_file(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("extends"), str):
+            return {**data, "extends": [data["extends"]]}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        faults = [(f"evals.{index}", fault) for index, name in enumerate(self.evals) if (fault := fault_of_path(name))]
+        if len(set(self.evals)) != len(self.evals):
+            faults.append(("evals", "names a suite twice"))
+        if self.evals and self.kind in ("data", None):
+            faults.append(("evals", f"a file of kind {self.kind or '(none)'} has no model to evaluate"))
+        if self.grid is not None and self.kind is None:
+            faults.append(("grid", "needs a kind"))
+        if faults:
+            raise Refused(faults)
+        return self
+
+
+def experiment_table(raw: dict[str, Any], file: Path | str) -> ExperimentTable:
+    """The validated table. Raises `ConfigError`."""
+    try:
+        return ExperimentTable.model_validate(raw)
+    except ValidationError as error:
+        faults = of_validation(error, ExperimentTable, raw)
+        named = [Fault(fault.message, f"experiment.{fault.key}" if fault.key else "experiment") for fault in faults]
+        raise ConfigError(placed(named, raw, str(file))) from None
+
+
+def load_experiment(file: Path | str) -> tuple[ExperimentTable, Composed]:
+    """`(its [experiment] table, the configuration composed over what it extends)` of an experiment file."""
+    composed, table = load_layer(file)
+    return experiment_table(table, file), composed
+
+
+def check_direct(table: dict[str, Any], entry: str | None, file: Path | str) -> None:
+    """Refuse to start a file with the entry point of another kind, or a grid without a cell."""
+    experiment = experiment_table(table, file)
+    if experiment.kind is not None and entry in ("rl", "sft", "data", "init", "import") and experiment.kind != entry:
+        raise ConfigError(
+            Fault(f"this file is of kind '{experiment.kind}', not '{entry}'", "experiment.kind", str(file))
+        )
+    if experiment.grid is not None:
+        raise ConfigError(
+            Fault("a grid cannot be started directly yet; build one of its cells", "experiment.grid", str(file))
+        )

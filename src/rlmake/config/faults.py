@@ -1,0 +1,157 @@
+"""Faults of validation in the user's words: file, line, key, what was expected, the nearest valid name."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rlmake.config.fields import element_tables, tables
+from rlmake.config.layers import Composed, line_of
+from rlmake.config.refused import Refused
+from rlmake.core.errors import Fault, nearest
+
+KINDS = {
+    "int": "an integer", "float": "a number", "bool": "true or false", "string": "text", "list": "a list",
+    "dict": "a table", "model": "a table", "tuple": "a list", "literal": "",
+}  # fmt: skip
+
+
+def of_validation(error: ValidationError, cls: type[BaseModel], raw: dict[str, Any]) -> list[Fault]:
+    """One fault per key. `raw` is what was validated."""
+    by_path: dict[tuple[str, ...], list[str]] = {}
+    for item in error.errors(include_url=False):
+        for path, message in _explain(item, cls, raw):
+            messages = by_path.setdefault(path, [])
+            if message not in messages:
+                messages.append(message)
+    return [Fault(_join(messages), ".".join(path)) for path, messages in by_path.items()]
+
+
+def placed(faults: Iterable[Fault], raw: dict[str, Any], file: str | None) -> list[Fault]:
+    """The faults with their file, and its line where the file is TOML."""
+    found = []
+    for fault in faults:
+        path = tuple((fault.key or "").split("."))
+        source = fault.file or (raw.origin(path) if isinstance(raw, Composed) else None) or file
+        line = line_of(source, path)
+        found.append(Fault(fault.message, fault.key, f"{source}:{line}" if line else source))
+    return list(dict.fromkeys(found))
+
+
+def _join(messages: list[str]) -> str:
+    """Alternatives of one key (`a number`, or `'auto'`) become one sentence."""
+    expected = [message for message in messages if message.startswith("expected ")]
+    if len(expected) < 2:
+        return "; ".join(messages)
+    wanted = [message.removeprefix("expected ").partition(", not ")[0] for message in expected]
+    _, _, rest = expected[0].partition(", not ")
+    return f"expected {' or '.join(wanted)}" + (f", not {rest.partition(';')[0]}" if rest else "")
+
+
+def _explain(item: dict[str, Any], cls: type[BaseModel], raw: Any) -> list[tuple[tuple[str, ...], str]]:
+    path, owners = _walk(item["loc"], cls, raw, item["type"])
+    cause = item.get("ctx", {}).get("error")
+    if isinstance(cause, Refused):
+        return [(_under(path, key), message) for key, message in cause.faults]
+    return [(path, _message(item, path, owners))]
+
+
+def _under(path: tuple[str, ...], key: str) -> tuple[str, ...]:
+    return (*path, *key.split(".")) if key else path
+
+
+def _walk(
+    loc: tuple[Any, ...], cls: type[BaseModel], raw: Any, kind: str
+) -> tuple[tuple[str, ...], list[type[BaseModel]]]:
+    """The user's path of an error and the tables that may hold its last key.
+
+    pydantic mixes tags of unions into a location; a part that is no key of the value at hand is such a tag, unless it
+    names a missing or a surplus key at the end.
+    """
+    path: list[str] = []
+    owners: list[type[BaseModel]] = [cls]
+    node, elements = raw, []
+    for position, part in enumerate(loc):
+        last = position == len(loc) - 1
+        if isinstance(node, dict) and (part in node or (last and kind in ("missing", "extra_forbidden"))):
+            path.append(str(part))
+            node = node.get(part)
+            if last:
+                break
+            owners, elements = _below(owners, elements, part)
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            path.append(str(part))
+            node = node[part]
+            if last:
+                break
+            owners, elements = elements, []
+        else:
+            tagged = [owner for owner in owners if _tag(owner) == part or owner.__name__ == part]
+            owners = tagged or owners
+    return tuple(path), owners
+
+
+def _below(owners, elements, part) -> tuple[list[type[BaseModel]], list[type[BaseModel]]]:
+    if elements and not any(part in owner.model_fields for owner in owners):
+        return elements, []
+    infos = [owner.model_fields[part] for owner in owners if part in owner.model_fields]
+    inner = [table for info in infos for table in tables(info.annotation)]
+    return inner, [table for info in infos for table in element_tables(info.annotation)]
+
+
+def _tag(owner: type[BaseModel]) -> Any:
+    info = owner.model_fields.get("type")
+    return info.default if info is not None else None
+
+
+def _message(item: dict[str, Any], path: tuple[str, ...], owners: list[type[BaseModel]]) -> str:
+    kind, ctx, value = item["type"], item.get("ctx", {}), item.get("input")
+    shown = "" if isinstance(value, dict | BaseModel) else f", not {_short(value)}"
+    if kind == "extra_forbidden":
+        return f"unknown key{_nearest_key(path[-1], owners)}"
+    if kind == "missing":
+        return "is needed"
+    if kind == "literal_error":
+        options = re.findall(r"'([^']*)'", ctx["expected"])
+        return f"expected {_options(ctx['expected'])}{shown}{nearest(str(value), options)}"
+    if kind == "union_tag_invalid":
+        options = re.findall(r"'([^']*)'", ctx["expected_tags"])
+        return f"type: expected {_options(ctx['expected_tags'])}, not '{ctx['tag']}'{nearest(ctx['tag'], options)}"
+    if kind == "union_tag_not_found":
+        return "type: is needed"
+    if kind == "value_error":
+        return str(ctx["error"])
+    if kind == "string_pattern_mismatch":
+        return f"expected text like {ctx['pattern']}{shown}"
+    limits = {"greater_than": ("gt", ">"), "greater_than_equal": ("ge", "≥"), "less_than": ("lt", "<"),
+              "less_than_equal": ("le", "≤")}  # fmt: skip
+    if kind in limits:
+        name, sign = limits[kind]
+        return f"must be {sign} {ctx[name]}{shown}"
+    if kind == "finite_number":
+        return f"must be finite{shown}"
+    if kind in ("too_short", "too_long"):
+        return (
+            f"needs {'at least' if kind == 'too_short' else 'at most'} {ctx.get('min_length', ctx.get('max_length'))}"
+        )
+    word = KINDS.get(kind.partition("_")[0])
+    if word:
+        return f"expected {word}{shown}"
+    return item["msg"][:1].lower() + item["msg"][1:] + shown
+
+
+def _options(expected: str) -> str:
+    return expected.replace(" or ", ", ") if expected.count("'") > 4 else expected
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _nearest_key(key: str, owners: list[type[BaseModel]]) -> str:
+    names = sorted({name for owner in owners for name in owner.model_fields})
+    if key.startswith("no_") and key[3:] in names:
+        return f": 'no' belongs to the front of the whole option, --no-….{key[3:].replace('_', '-')}"
+    return nearest(key, names) or (f"; known here: {', '.join(names)}" if 0 < len(names) <= 8 else "")

@@ -1,0 +1,174 @@
+"""Declaring configuration fields, and what each of them means for the identity of a result.
+
+Every leaf field says of itself whether it changes the result (`semantic`), only where, how fast or how loud the work is
+done (`runtime`), or how far it goes (`horizon`: steps, checkpoint cadence and retention). Tables are declared with
+`group`; an optional table is declared like a leaf, since its presence is a value. `classify` lists the classes of a
+schema, `semantic_part` takes from a configuration what belongs into a fingerprint.
+"""
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+from pydantic_config import BaseConfig
+
+FieldClass = Literal["semantic", "runtime", "horizon"]
+CLASSES = typing.get_args(FieldClass)
+
+
+class Config(BaseConfig):
+    """Base of every table: unknown keys are faults, numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    def reclassified(self) -> dict[str, FieldClass]:
+        """Fields (dotted, relative to this table) whose class depends on the values of this configuration."""
+        return {}
+
+    entry: ClassVar[str | None] = None
+    """Name of the entry point whose root this class is; None for a table inside another."""
+    undumped: ClassVar[tuple[str, ...]] = ()
+    """Shared keys that `dump` leaves out: what they said stands in the tables that they filled."""
+
+
+def _declare(kind: str, default: Any, doc: str, extra: dict[str, Any]) -> Any:
+    marks = {"class": kind, "shared": extra.pop("shared", False)}
+    if isinstance(default, type | types.FunctionType):
+        return Field(default_factory=default, description=doc, json_schema_extra=marks, **extra)
+    return Field(default, description=doc, json_schema_extra=marks, **extra)
+
+
+def semantic(default: Any, doc: str, **constraints: Any) -> Any:
+    """A field that changes the result. `shared=True`: only fills other fields and is counted where it lands."""
+    return _declare("semantic", default, doc, constraints)
+
+
+def runtime(default: Any, doc: str, **constraints: Any) -> Any:
+    """A field that says where, how fast or how loud: it never changes the result."""
+    return _declare("runtime", default, doc, constraints)
+
+
+def horizon(default: Any, doc: str, **constraints: Any) -> Any:
+    """A field that says how far a run goes and what it keeps on the way."""
+    return _declare("horizon", default, doc, constraints)
+
+
+def group(default: BaseModel | type, doc: str, **constraints: Any) -> Any:
+    """A table (or a union of tables told apart by `type`); its fields have classes of their own."""
+    if isinstance(default, type):
+        return Field(default_factory=default, description=doc, **constraints)
+    return Field(default, description=doc, **constraints)
+
+
+def field_class(info: FieldInfo) -> FieldClass | None:
+    """The declared class of a field, None for a table or a field that forgot to say."""
+    extra = info.json_schema_extra
+    return extra.get("class") if isinstance(extra, dict) else None
+
+
+def is_shared(info: FieldInfo) -> bool:
+    extra = info.json_schema_extra
+    return bool(isinstance(extra, dict) and extra.get("shared"))
+
+
+def tables(annotation: Any) -> list[type[BaseModel]]:
+    """The table classes a field's annotation allows (`A`, `A | None`, `A | B`), not those inside lists."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return tables(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [table for part in typing.get_args(annotation) for table in tables(part)]
+    return []
+
+
+def element_tables(annotation: Any) -> list[type[BaseModel]]:
+    """The table classes inside a `list[…]` or `dict[str, …]` annotation (also an optional one)."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is list:
+        return tables(parts[0])
+    if origin is dict:
+        return tables(parts[1])
+    if origin in (typing.Union, types.UnionType, typing.Annotated):
+        return [table for part in parts for table in element_tables(part)]
+    return []
+
+
+def walk(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo, type[BaseModel]]]:
+    """`(dotted key, field, owner)` of every field below `cls`; elements of lists and dictionaries stand under `*`."""
+    for name, info in cls.model_fields.items():
+        key = f"{prefix}{name}"
+        yield key, info, cls
+        for table in tables(info.annotation):
+            yield from walk(table, f"{key}.")
+        for table in element_tables(info.annotation):
+            yield from walk(table, f"{key}.*.")
+
+
+def classify(cls: type[BaseModel]) -> dict[str, FieldClass]:
+    """`{dotted key: class}` of every leaf of a schema. Raises `TypeError` for a leaf without a class."""
+    found: dict[str, FieldClass] = {}
+    for key, info, owner in walk(cls):
+        kind = field_class(info)
+        nested = bool(tables(info.annotation) or element_tables(info.annotation))
+        if kind is None and nested:
+            continue
+        if kind not in CLASSES:
+            raise TypeError(f"{owner.__name__}: field {key} has no class")
+        if found.setdefault(key, kind) != kind:
+            raise TypeError(f"{owner.__name__}: field {key} is {kind} here and {found[key]} in another variant")
+    return found
+
+
+def semantic_part(config: Config, *, with_horizon: bool = False) -> dict[str, Any]:
+    """What of a resolved configuration belongs into its identity: the semantic fields, all defaults written out.
+
+    Shared keys of a root are left out: they are counted in the tables that they filled. Tables without any semantic
+    field vanish. `with_horizon` adds the horizon fields.
+    """
+    wanted = {"semantic", "horizon"} if with_horizon else {"semantic"}
+    return _select(config, wanted, _overrides(config)) or {}
+
+
+def _overrides(config: BaseModel, prefix: str = "") -> dict[str, str]:
+    """All `reclassified` fields below `config`; an outer table's word counts over an inner one's."""
+    found: dict[str, str] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            found |= _overrides(value, f"{prefix}{name}.")
+    if isinstance(config, Config):
+        found |= {f"{prefix}{key}": kind for key, kind in config.reclassified().items()}
+    return found
+
+
+def _select(config: BaseModel, wanted: set[str], overrides: dict[str, str], prefix: str = "") -> dict[str, Any] | None:
+    out: dict[str, Any] = {}
+    for name, info in type(config).model_fields.items():
+        key, value = f"{prefix}{name}", getattr(config, name)
+        kind = overrides.get(key) or field_class(info)
+        if is_shared(info) or (kind is not None and kind not in wanted):
+            continue
+        picked = _pick(value, wanted, overrides, f"{key}.")
+        if picked is not None or kind is not None:
+            out[name] = picked
+    return out or None
+
+
+def _pick(value: Any, wanted: set[str], overrides: dict[str, str], prefix: str) -> Any:
+    if isinstance(value, BaseModel):
+        return _select(value, wanted, overrides, prefix)
+    if isinstance(value, list | tuple):
+        return [_pick(item, wanted, overrides, prefix) for item in value]
+    if isinstance(value, dict):
+        return {key: _pick(item, wanted, overrides, prefix) for key, item in value.items()}
+    return value
+
+
+def dump(config: BaseModel) -> dict[str, Any]:
+    """A JSON-able dictionary: every default written out, None kept, shared keys where they landed."""
+    return config.model_dump(mode="json", exclude=set(getattr(config, "undumped", ())))

@@ -1,0 +1,98 @@
+"""Configuration of the inference server."""
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from rlmake.config.fields import Config, FieldClass, group, runtime, semantic
+from rlmake.config.refused import Refused
+from rlmake.config.shared import (
+    ComponentLogConfig,
+    EnvVars,
+    FilesystemBroadcast,
+    RunConfig,
+    WeightBroadcast,
+    check_env_vars,
+)
+from rlmake.config.trainer import Device
+
+
+class ServerConfig(Config):
+    """The HTTP server."""
+
+    host: str = runtime("127.0.0.1", "Address to listen on.")
+    port: int = runtime(8000, "Port; 0: taken from the system and published in the run directory.", ge=0, le=65535)
+    liveness_timeout_seconds: float = runtime(30.0, "Timeout of the liveness probe.", gt=0)
+
+
+class TransformersConfig(Config):
+    """The embedded engine."""
+
+    max_slots: int = semantic(64, "Sequences generated at the same time.", ge=1)
+    prefill_tokens: int = semantic(2048, "Prompt tokens processed in one forward pass.", ge=1)
+    dtype: Literal["float32", "bfloat16"] = semantic("float32", "Type of the weights.")
+
+
+class VllmConfig(Config):
+    """The vLLM engine; `model`, `max_model_len`, `chat_template` and `trust_remote_code` count for both engines."""
+
+    model: str = semantic("Qwen/Qwen3-0.6B", "Hub id, directory, or target of the build.")
+    max_model_len: int | None = semantic(None, "Longest sequence; the model's own limit when absent.", ge=2)
+    chat_template: str | None = semantic(None, "Chat template in place of the tokenizer's own.")
+    trust_remote_code: bool = semantic(False, "Run code that ships with the model.")
+    served_model_name: str | None = runtime(None, "Name in /v1/models; `model` when absent.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = semantic("auto", "Type of the weights.")
+    enforce_eager: bool = runtime(False, "No CUDA graphs.")
+    tensor_parallel_size: int = runtime(1, "GPUs that share one copy of the model.", ge=1)
+    data_parallel_size: int = runtime(1, "Copies of the model.", ge=1)
+    api_server_count: int = runtime(1, "API server processes.", ge=1)
+    gpu_memory_utilization: float = runtime(0.9, "Share of GPU memory to use.", gt=0, le=1)
+    enable_prefix_caching: bool | None = runtime(None, "Reuse prefixes; the engine's default when absent.")
+    quantization: str | None = semantic(None, "Quantisation of the weights.")
+    tool_call_parser: str = semantic("auto", "Parser of tool calls.")
+    reasoning_parser: str = semantic("auto", "Parser of reasoning.")
+    enable_lora: bool = runtime(False, "Serve adapters.")
+
+
+class InferenceConfig(Config):
+    """The inference server (`inference`)."""
+
+    entry: ClassVar[str | None] = "inference"
+
+    engine: Literal["auto", "vllm", "transformers"] = semantic("auto", "Engine; auto: vllm on GPUs, else transformers.")
+    device: Device = semantic("cpu", "Where it runs; derived from the deployment under a launcher.")
+    cpu_threads: int = runtime(2, "Threads on the CPU.", ge=1)
+    python: str | None = runtime(None, "Interpreter of the server's own environment; this one when absent.")
+    server: ServerConfig = group(ServerConfig, "The HTTP server.")
+    transformers: TransformersConfig = group(TransformersConfig, "The embedded engine.")
+    vllm: VllmConfig = group(VllmConfig, "The vLLM engine, and the model of both.")
+    enable_fp32_lm_head: bool = semantic(True, "Last layer in float32.")
+    weight_broadcast: WeightBroadcast = group(FilesystemBroadcast(), "How new weights arrive.")
+    seed: int = semantic(0, "Seed of requests that bring none.", ge=0)
+    deterministic: bool | Literal["auto"] = semantic("auto", "Same requests, same bytes; auto: on the CPU.")
+    log: ComponentLogConfig = group(ComponentLogConfig, "Logging.")
+    run: RunConfig = group(RunConfig, "Name and directory.")
+    output_dir: str | None = runtime(None, "Run directory.")
+    env_vars: EnvVars = runtime(dict, "Environment variables of the process.")
+    dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
+
+    @model_validator(mode="after")
+    def _resolve(self):
+        if self.engine == "auto":
+            self.engine = "vllm" if self.device == "cuda" else "transformers"
+        if self.deterministic == "auto":
+            self.deterministic = self.device == "cpu"
+        if self.engine == "vllm" and self.deterministic:
+            raise Refused(("deterministic", "the vllm engine does not promise equal bytes; use engine 'transformers'"))
+        check_env_vars(self.env_vars)
+        return self
+
+    def reclassified(self) -> dict[str, FieldClass]:
+        """Only the engine in use counts, and the thread count where bytes are promised."""
+        fields: dict[str, FieldClass] = {"cpu_threads": "semantic"} if self.deterministic else {}
+        if self.engine == "vllm":
+            fields |= {f"transformers.{name}": "runtime" for name in TransformersConfig.model_fields}
+        else:
+            unused = ("dtype", "quantization")
+            fields |= {f"vllm.{name}": "runtime" for name in unused}
+        return fields

@@ -1,0 +1,230 @@
+"""Configuration files: reading, `extends`, layering, and the memory of which file said what.
+
+Layers are merged from left to right: tables key by key, everything else (lists too) replaced. `"None"` is the null of
+TOML. `[experiment]` belongs to the build; its `extends` names files to compose below the file, relative to it.
+"""
+
+import copy
+import functools
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rlmake.core.errors import ConfigError, Fault
+
+COMMAND_LINE = "command line"
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+Origins = dict[tuple[str, ...], str]
+
+
+class Composed(dict):
+    """A composed raw configuration that remembers for each value (by its path of keys) the file that gave it."""
+
+    def __init__(self, data: dict[str, Any] | None = None, origins: Origins | None = None):
+        super().__init__(data or {})
+        self.origins: Origins = dict(origins or {})
+
+    def origin(self, path: Iterable[str]) -> str | None:
+        """The file that gave the value at `path`, or else that of the nearest table above or below it."""
+        parts = tuple(str(part) for part in path)
+        for length in range(len(parts), 0, -1):
+            if found := self.origins.get(parts[:length]):
+                return found
+        below = {file for key, file in self.origins.items() if key[: len(parts)] == parts}
+        return below.pop() if len(below) == 1 else None
+
+    def copy(self) -> "Composed":
+        return Composed(copy.deepcopy(dict(self)), self.origins)
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(path: str, stamp: tuple[int, int]) -> dict[str, Any]:
+    text = Path(path).read_bytes()
+    suffix = Path(path).suffix
+    try:
+        if suffix == ".toml":
+            return tomllib.loads(text.decode("utf-8"))
+        if suffix == ".json":
+            data = json.loads(text)
+        else:
+            import yaml
+
+            data = yaml.safe_load(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(Fault(f"not readable as TOML: {error}", file=path)) from None
+    except ModuleNotFoundError:
+        raise ConfigError(Fault("YAML needs the package pyyaml", file=path)) from None
+    except Exception as error:
+        message = " ".join(str(error).split())
+        raise ConfigError(Fault(f"not readable as {suffix[1:].upper()}: {message}", file=path)) from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(Fault(f"expected a table at the top, not {type(data).__name__}", file=path))
+    return data
+
+
+def read_file(path: Path | str) -> dict[str, Any]:
+    """The raw content of one file (a copy). Raises `ConfigError` that names the file."""
+    name = str(path)
+    if Path(name).suffix not in SUFFIXES:
+        raise ConfigError(Fault(f"expected a file ending in {', '.join(SUFFIXES)}", file=name))
+    try:
+        stat = Path(name).stat()
+    except OSError:
+        raise ConfigError(Fault("no such file", file=name)) from None
+    if not Path(name).is_file():
+        raise ConfigError(Fault("is not a file", file=name))
+    return copy.deepcopy(_read(name, (stat.st_mtime_ns, stat.st_size)))
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or value == "None"
+
+
+def _indices(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(key, str) and key.isdigit() for key in value)
+
+
+def overlay(base: Composed, layer: dict[str, Any], file: str, path: tuple[str, ...] = ()) -> None:
+    """Merge `layer`, which `file` gave, over `base` in place.
+
+    Raises `ConfigError` where one of them has a table and the other has not: an override would be dropped unseen.
+    """
+    origins = layer.origins if isinstance(layer, Composed) else None
+    faults: list[Fault] = []
+    _merge(base, base, layer, file, path, origins, faults)
+    if faults:
+        raise ConfigError(faults)
+
+
+def _merge(base, node, layer, file, path, origins, faults) -> None:
+    for key, value in layer.items():
+        here = (*path, str(key))
+        source = (origins or {}).get(here, file)
+        old = node.get(key)
+        if isinstance(value, dict):
+            if isinstance(old, list) and _indices(value):
+                _merge_items(base, old, value, file, here, origins, faults)
+                continue
+            if key in node and not isinstance(old, dict) and not _is_null(old):
+                kind = "a list" if isinstance(old, list) else repr(old)
+                other = base.origin(here) or file
+                faults.append(Fault(f"expected a table, not {kind}: {file} sets keys below it", ".".join(here), other))
+                continue
+            if not isinstance(old, dict):
+                node[key] = {}
+            base.origins[here] = source
+            _merge(base, node[key], value, file, here, origins, faults)
+            continue
+        if isinstance(old, dict) and old and not _is_null(value):
+            faults.append(Fault(f"expected a table, not {value!r}", ".".join(here), source))
+            continue
+        for known in [known for known in base.origins if known[: len(here)] == here]:
+            del base.origins[known]
+        node[key] = copy.deepcopy(value)
+        base.origins[here] = source
+
+
+def _merge_items(base, items, value, file, path, origins, faults) -> None:
+    """`source.0.env.id = x` on a command line changes one element of a list."""
+    for index, item in value.items():
+        number, here = int(index), (*path, index)
+        if number > len(items):
+            faults.append(Fault(f"there is no element {number}: the list has {len(items)}", ".".join(here), file))
+            continue
+        if number == len(items):
+            items.append({} if isinstance(item, dict) else item)
+        if isinstance(item, dict) and isinstance(items[number], dict):
+            _merge(base, items[number], item, file, here, origins, faults)
+        else:
+            items[number] = item
+            base.origins[here] = file
+
+
+def nest(dotted: str, value: Any) -> dict[str, Any]:
+    """`{"a": {"b": value}}` of `a.b`; dashes of the command line become underscores."""
+    for part in reversed(dotted.replace("-", "_").split(".")):
+        value = {part: value}
+    return value
+
+
+def set_key(raw: Composed, dotted: str, value: Any, file: str) -> None:
+    """Set one dotted key, as a grid's cell does; `file` is named in faults about it."""
+    overlay(raw, nest(dotted, value), file)
+
+
+def load_layer(path: Path | str, chain: tuple[Path, ...] = ()) -> tuple[Composed, dict[str, Any]]:
+    """`(file composed over what it extends, its own [experiment] table)`; the table is not in the first."""
+    real = Path(path).resolve()
+    if real in chain:
+        names = " → ".join(str(item.name) for item in (*chain[chain.index(real) :], real))
+        raise ConfigError(Fault(f"extends itself: {names}", "experiment.extends", str(chain[-1])))
+    data = read_file(path)
+    experiment = data.pop("experiment", {})
+    if not isinstance(experiment, dict):
+        raise ConfigError(Fault(f"expected a table, not {experiment!r}", "experiment", str(path)))
+    extends = experiment.get("extends", [])
+    extends = [extends] if isinstance(extends, str) else extends
+    if not isinstance(extends, list) or not all(isinstance(item, str) for item in extends):
+        raise ConfigError(Fault("expected a file or a list of files", "experiment.extends", str(path)))
+    composed = Composed()
+    for item in extends:
+        below = Path(path).parent / item
+        if not below.is_file():
+            raise ConfigError(Fault(f"no such file: {item} ({below})", "experiment.extends", str(path)))
+        layer, _ = load_layer(below, (*chain, real))
+        overlay(composed, layer, str(below))
+    overlay(composed, data, str(path))
+    return composed, experiment
+
+
+def compose(files: Iterable[Path | str]) -> Composed:
+    """Files composed from left to right, each over what it extends; `[experiment]` tables are left out."""
+    composed = Composed()
+    for file in files:
+        layer, _ = load_layer(file)
+        overlay(composed, layer, str(file))
+    return composed
+
+
+def line_of(file: str | None, path: Iterable[str]) -> int | None:
+    """The line of a TOML file on which the key at `path` (or the nearest table above it) stands; for messages."""
+    if not file or not file.endswith(".toml"):
+        return None
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    wanted, best, best_length, table = tuple(str(part) for part in path), None, 0, ()
+    counts: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(lines, 1):
+        if match := re.match(r"\s*\[\[?([^\[\]]+)\]\]?\s*(#.*)?$", line):
+            table = _with_indices(_split(match[1]), counts, is_array=line.lstrip().startswith("[["))
+            found = table
+        elif match := re.match(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=", line):
+            found = (*table, *_split(match[1]))
+        else:
+            continue
+        if found == wanted[: len(found)] and len(found) > best_length:
+            best, best_length = number, len(found)
+    return best
+
+
+def _split(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+def _with_indices(table: tuple[str, ...], counts: dict[tuple[str, ...], int], *, is_array: bool) -> tuple[str, ...]:
+    """A table header's path with the positions in arrays of tables: `a.b` → `a.0.b`."""
+    out: tuple[str, ...] = ()
+    for position, part in enumerate(table):
+        out = (*out, part)
+        if is_array and position == len(table) - 1:
+            counts[out] = counts.get(out, -1) + 1
+        if out in counts:
+            out = (*out, str(counts[out]))
+    return out

@@ -1,0 +1,26 @@
+"""Which names may become parts of paths, shell words and URLs."""
+
+import re
+
+SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,@-]{0,199}")
+
+
+def fault_of_segment(name: str) -> str | None:
+    """Why `name` is no safe path segment, None when it is."""
+    if SEGMENT.fullmatch(name):
+        return None
+    if not name:
+        return "must not be empty"
+    if len(name) > 200:
+        return "must have at most 200 characters"
+    return f"'{name}' is no safe name: letters, digits and . _ + = , @ - are, not starting with . or -"
+
+
+def fault_of_path(path: str | None) -> str | None:
+    """Why `path` (segments joined by `/`) is no safe relative path, None when it is or is absent."""
+    if path is None:
+        return None
+    for segment in path.split("/"):
+        if fault := fault_of_segment(segment):
+            return fault
+    return None

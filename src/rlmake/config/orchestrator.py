@@ -1,0 +1,152 @@
+"""Configuration of the orchestrator."""
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from rlmake.config.algo import Algo, GRPOConfig
+from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
+from rlmake.config.refused import Refused
+from rlmake.config.renderer import RendererConfig
+from rlmake.config.sampling import EvalSamplingConfig, TrainSamplingConfig
+from rlmake.config.shared import (
+    ClientConfig,
+    ComponentLogConfig,
+    ConcurrencyConfig,
+    EnvVars,
+    FilesystemBroadcast,
+    FilesystemTransport,
+    MonitorsConfig,
+    OrchestratorCkptConfig,
+    ResumeConfig,
+    RolloutTransport,
+    RunConfig,
+    TokenizerConfig,
+    WeightBroadcast,
+    check_env_vars,
+)
+from rlmake.config.sources import EvalSource, SelectConfig, TrainSource, inherit, name_faults
+
+DEFAULT_BATCH_SIZE = 128
+
+
+class OrchestratorModelConfig(Config):
+    """The policy, as the inference server serves it."""
+
+    name: str = semantic("Qwen/Qwen3-0.6B", "Hub id, directory, or target of the build.")
+    client: ClientConfig = group(ClientConfig, "How to reach the server.")
+
+
+class TrainConfig(Config):
+    """Sources of training rollouts, and what they share."""
+
+    source: list[TrainSource] = semantic(list, "Environments to train on.")
+    group_size: int = semantic(1, "Rollouts per task.", ge=1, shared=True)
+    sampling: TrainSamplingConfig = semantic(TrainSamplingConfig, "Sampling.", shared=True)
+    algo: Algo = semantic(GRPOConfig(), "Algorithm.", shared=True)
+
+    @model_validator(mode="after")
+    def _share(self):
+        for source in self.source:
+            inherit(source, {"group_size": self.group_size, "algo": self.algo, "sampling": self.sampling})
+        faults = name_faults(self.source)
+        aggregations = {
+            source.algo.loss_aggregation for source in self.source if hasattr(source.algo, "loss_aggregation")
+        }
+        if len(aggregations) > 1:
+            faults.append(("source", "all sources must share algo.loss_aggregation"))
+        if faults:
+            raise Refused(faults)
+        return self
+
+
+class OnlineEvalConfig(Config):
+    """Evaluations while the run goes on."""
+
+    source: list[EvalSource] = semantic(list, "Environments to evaluate on.")
+    sampling: EvalSamplingConfig = semantic(EvalSamplingConfig, "Sampling.", shared=True)
+    select: SelectConfig = semantic(SelectConfig, "Which tasks of each source.", shared=True)
+    group_size: int = semantic(1, "Episodes per task.", ge=1, shared=True)
+    interval: int = semantic(100, "Steps between evaluations.", ge=1, shared=True)
+    skip_first_step: bool = semantic(False, "Do not evaluate before the first step.")
+    retrigger_on_resume: bool = runtime(False, "Evaluate the version that a resume starts from.")
+
+    @model_validator(mode="after")
+    def _share(self):
+        if not self.source:
+            raise Refused(("source", "needs at least one source"))
+        shared = ("sampling", "select", "group_size", "interval")
+        for source in self.source:
+            inherit(source, {key: getattr(self, key) for key in shared})
+        if faults := name_faults(self.source):
+            raise Refused(faults)
+        return self
+
+
+class OrchestratorConfig(Config):
+    """The orchestrator (`orchestrator`)."""
+
+    entry: ClassVar[str | None] = "orchestrator"
+
+    model: OrchestratorModelConfig = group(OrchestratorModelConfig, "The policy.")
+    tokenizer: TokenizerConfig = group(TokenizerConfig, "Tokenizer.")
+    renderer: RendererConfig = group(RendererConfig(), "Renderer of messages.")
+    train: TrainConfig = group(TrainConfig, "Training rollouts.")
+    eval: OnlineEvalConfig | None = semantic(None, "Evaluations while the run goes on.")
+    batch_size: int | None = semantic(None, "Rollouts per step; 128 when token_batch_size is absent too.", ge=1)
+    token_batch_size: int | None = semantic(None, "Tokens per step, in place of batch_size.", ge=1)
+    seq_len: int = semantic(2048, "Longest rollout in tokens.", ge=2)
+    max_steps: int | None = horizon(None, "Last step; endless when absent.", ge=1)
+    max_off_policy_steps: int = semantic(8, "Versions by which a trained rollout may be older than the policy.", ge=0)
+    lag: int = semantic(0, "Deterministic mode: versions by which collection runs behind training.", ge=0)
+    constant_trainer_batch_size: bool = semantic(True, "Replace rollouts without a training signal.")
+    num_train_workers: int = runtime(1, "Data-parallel ranks of the trainer.", ge=1)
+    pad_to_multiple_of: int = runtime(1, "Rows are padded to a multiple of this.", ge=1)
+    tasks_per_minute: int | None = runtime(None, "Most tasks started per minute.", ge=1)
+    concurrency: ConcurrencyConfig = group(ConcurrencyConfig, "Episodes in flight.")
+    collect_inference_metrics: bool = runtime(True, "Read the engines' own metrics.")
+    ckpt: OrchestratorCkptConfig | None = horizon(None, "Save checkpoints.")
+    resume: ResumeConfig | None = runtime(None, "Resume.")
+    weight_broadcast: WeightBroadcast = group(FilesystemBroadcast(), "How new weights reach the engines.")
+    rollout_transport: RolloutTransport = group(FilesystemTransport(), "How batches reach the trainer.")
+    seed: int = semantic(0, "Seed of everything random.", ge=0)
+    deterministic: bool | Literal["auto"] = semantic("auto", "Same configuration, same bytes; auto: false.")
+    log: ComponentLogConfig = group(ComponentLogConfig, "Logging.")
+    monitors: MonitorsConfig = group(MonitorsConfig, "Monitors.")
+    run: RunConfig = group(RunConfig, "Name and directory.")
+    output_dir: str | None = runtime(None, "Run directory.")
+    env_vars: EnvVars = runtime(dict, "Environment variables of the process.")
+
+    @model_validator(mode="after")
+    def _resolve(self):
+        if self.deterministic == "auto":
+            self.deterministic = False
+        if self.tokenizer.name is None:
+            self.tokenizer.name = self.model.name
+        if self.batch_size is None and self.token_batch_size is None:
+            self.batch_size = DEFAULT_BATCH_SIZE
+        check_env_vars(self.env_vars)
+        if faults := self._faults():
+            raise Refused(faults)
+        return self
+
+    def _faults(self) -> list[tuple[str, str]]:
+        faults = []
+        sizes = {source.name: source.group_size for source in self.train.source} or {"": self.train.group_size}
+        if self.batch_size is not None and self.token_batch_size is not None:
+            faults.append(("batch_size", "give either batch_size or token_batch_size, not both"))
+        elif self.batch_size is not None:
+            bad = [size for size in sorted(set(sizes.values())) if self.batch_size % size]
+            faults += [("batch_size", f"{self.batch_size} is not a multiple of group_size = {size}") for size in bad]
+        largest = max(sizes.values())
+        for key in ("max_inflight", "initial_inflight"):
+            value = getattr(self.concurrency, key)
+            if value is not None and value < largest:
+                faults.append((f"concurrency.{key}", f"{value} is below the largest group_size = {largest}"))
+        return faults
+
+    def reclassified(self) -> dict[str, FieldClass]:
+        """`lag` counts in deterministic mode alone, which leaves no place for the staleness bound and other pacing."""
+        if self.deterministic:
+            return {"num_train_workers": "semantic", "pad_to_multiple_of": "semantic"}
+        return {"lag": "runtime"}

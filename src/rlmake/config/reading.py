@@ -1,0 +1,125 @@
+"""From raw dictionaries and command lines to validated configurations; all faults at once, one line each."""
+
+import contextlib
+import copy
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_config import ConfigFileError, cli
+
+from rlmake.config import unbuilt
+from rlmake.config.experiment import check_direct
+from rlmake.config.faults import of_validation, placed
+from rlmake.config.fields import Config, dump
+from rlmake.config.layers import COMMAND_LINE, Composed, load_layer, nest, overlay
+from rlmake.core.errors import ConfigError, Fault
+from rlmake.core.jsonio import read_json
+
+C = TypeVar("C", bound=Config)
+
+
+def parse(cls: type[C], raw: dict[str, Any], file: Path | str | None = None) -> C:
+    """Validate a raw configuration. Raises `ConfigError` with every fault; `file` is named where the raw
+    configuration does not remember a file itself."""
+    data = copy.deepcopy(dict(raw))
+    faults = unbuilt.faults(cls.entry, data, remove=True)
+    spread = getattr(cls, "spread", None)
+    if spread is not None:
+        faults += spread(data)
+    config = None
+    try:
+        config = cls.model_validate(copy.deepcopy(data))
+    except ValidationError as error:
+        faults += of_validation(error, cls, data)
+    if config is not None and not faults:
+        faults += unbuilt.faults(cls.entry, dump(config))
+    if faults or config is None:
+        raise ConfigError(placed(faults, raw, str(file) if file else None))
+    return config
+
+
+def load_resolved(cls: type[C], path: Path | str) -> C:
+    """A configuration that was dumped as JSON."""
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise ConfigError(Fault("expected a table at the top", file=str(path)))
+    return parse(cls, data, path)
+
+
+def parse_argv(cls: type[C], argv: list[str], prog: str | None = None) -> tuple[C, list[Path]]:
+    """`@ a.toml @ b.toml --trainer @ t.toml --a.b v --no-x`: the configuration and the files it was read from.
+
+    `--help` prints the options and leaves with `SystemExit(0)`. Raises `ConfigError`.
+    """
+    flags, layers = _split_files(argv)
+    if "-h" in flags or "--help" in flags:
+        _flags(cls, ["--help"], prog)
+    raw, files = Composed(), []
+    for prefix, file in layers:
+        layer, experiment = load_layer(file)
+        check_direct(experiment, cls.entry, file)
+        overlay(raw, _prefixed(layer, prefix), str(file))
+        files.append(Path(file))
+    overlay(raw, _flags(cls, flags, prog), COMMAND_LINE)
+    return parse(cls, raw, files[0] if len(files) == 1 else COMMAND_LINE), files
+
+
+def _prefixed(layer: Composed, prefix: str | None) -> Composed:
+    if prefix is None:
+        return layer
+    parts = tuple(prefix.replace("-", "_").split("."))
+    return Composed(nest(prefix, dict(layer)), {(*parts, *key): file for key, file in layer.origins.items()})
+
+
+def _split_files(argv: list[str]) -> tuple[list[str], list[tuple[str | None, str]]]:
+    """`(flags, [(key or None, file)])`: takes `@ file` and `--key @ file` out of a command line."""
+    flags: list[str] = []
+    layers: list[tuple[str | None, str]] = []
+    tokens = iter(argv)
+    for token in tokens:
+        if token != "@":
+            if token.startswith("@") and (not flags or not flags[-1].startswith("--")):
+                raise ConfigError(Fault(f"'{token}': write '@ {token[1:]}', with a space", file=COMMAND_LINE))
+            flags.append(token)
+            continue
+        file = next(tokens, None)
+        if file is None or file.startswith("--"):
+            raise ConfigError(Fault("'@' needs a file after it", file=COMMAND_LINE))
+        prefix = flags.pop()[2:] if flags and flags[-1].startswith("--") and "=" not in flags[-1] else None
+        layers.append((prefix, file))
+    return flags, layers
+
+
+class _Captured(Exception):
+    def __init__(self, data: dict[str, Any]):
+        self.data = data
+
+
+def _flags(cls: type[Config], flags: list[str], prog: str | None) -> dict[str, Any]:
+    """The overrides that the flags spell, by the rules of prime-pydantic-config."""
+
+    class Schema:
+        """The fields of the configuration; validating them hands over what the flags said."""
+
+        model_fields = cls.model_fields
+
+        @classmethod
+        def model_validate(cls, data: dict[str, Any]) -> None:
+            raise _Captured(data)
+
+    if not flags:
+        return {}
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            cli(Schema, args=list(flags), prog=prog or cls.entry or "rlmake", description=(cls.__doc__ or "").strip())
+    except _Captured as captured:
+        return captured.data
+    except ConfigFileError as error:
+        raise ConfigError(Fault(" ".join(error.message.split()), file=COMMAND_LINE)) from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(Fault(f"not readable as JSON: {error.doc!r}: {error.msg}", file=COMMAND_LINE)) from None
+    sys.exit(0)

@@ -1,0 +1,200 @@
+"""Configuration of supervised fine-tuning."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from rlmake.config.deployment import CpuThreads, MultiNode
+from rlmake.config.fields import Config, FieldClass, group, runtime, semantic
+from rlmake.config.inference import InferenceConfig
+from rlmake.config.orchestrator import OnlineEvalConfig
+from rlmake.config.refused import Refused
+from rlmake.config.renderer import RendererConfig
+from rlmake.config.shared import HeartbeatConfig, SlurmConfig, WeightBroadcast, default_output_dir
+from rlmake.config.trainer import CUT_OF_WORK, TrainerCommon
+
+
+class LossMask(Config):
+    """Whose messages train."""
+
+    system: bool = semantic(False, "System messages.")
+    user: bool = semantic(False, "User messages.")
+    assistant: bool = semantic(True, "Assistant messages.")
+    tool: bool = semantic(False, "Tool messages.")
+
+
+class Columns(Config):
+    """Names of the columns in the data set."""
+
+    messages: str = semantic("messages", "Conversations.")
+    prompt: str = semantic("prompt", "Prompts.")
+    completion: str = semantic("completion", "Completions.")
+    tools: str = semantic("tools", "Tool definitions.")
+    message_loss_mask: str = semantic("message_loss_mask", "Masks, one value per message.")
+    renderer: dict[str, str] = semantic(
+        lambda: {"reasoning_effort": "reasoning_effort"}, "Renderer fields that rows set: field → column."
+    )
+
+
+class _Rows(Config):
+    batch_size: int = semantic(128, "Packed rows per step.", ge=1)
+    seq_len: int = semantic(128, "Length of a packed row in tokens.", ge=2)
+    micro_batch_size: int = runtime(1, "Packed rows in one forward pass.", ge=1)
+    seed: int = semantic(0, "Seed of the order.", ge=0)
+
+
+class SFTDataConfig(_Rows):
+    """A data set of conversations or of prompts and completions."""
+
+    type: Literal["sft"] = semantic("sft", "Kind of data.")
+    name: str = semantic("PrimeIntellect/Reverse-Text-SFT", "Hub id, file, directory, or target of the build.")
+    revision: str | None = semantic(None, "Revision of a hub data set; the build needs it pinned.")
+    subsets: list[str] | None = semantic(None, "Subsets to mix.")
+    splits: list[str] | None = semantic(None, "Splits to mix; train when absent.")
+    probabilities: list[float] | None = semantic(None, "Shares of the mixed parts.")
+    stopping_strategy: Literal["all_exhausted", "first_exhausted"] = semantic("all_exhausted", "When a pass ends.")
+    shuffle: bool = semantic(True, "Shuffle each epoch.")
+    num_workers: int = runtime(1, "Processes that prepare rows.", ge=0)
+    loss_mask: LossMask = group(LossMask, "Whose messages train.")
+    columns: Columns = group(Columns, "Names of the columns.")
+
+    @model_validator(mode="after")
+    def _mix(self):
+        parts = max(len(self.subsets or ()), len(self.splits or ()))
+        faults = []
+        if self.subsets and self.splits and len(self.subsets) != len(self.splits):
+            faults.append(("splits", f"has {len(self.splits)} entries, subsets {len(self.subsets)}"))
+        if self.probabilities is not None and len(self.probabilities) != parts:
+            faults.append(("probabilities", f"has {len(self.probabilities)} entries for {parts} mixed parts"))
+        if not any((self.loss_mask.system, self.loss_mask.user, self.loss_mask.assistant, self.loss_mask.tool)):
+            faults.append(("loss_mask", "no role trains"))
+        if faults:
+            raise Refused(faults)
+        return self
+
+
+class FakeSFTDataConfig(_Rows):
+    """Made-up rows, to try the trainer alone."""
+
+    type: Literal["fake"] = semantic("fake", "Kind of data.")
+    length: Literal["fixed", "variable"] = semantic("fixed", "Lengths of the samples.")
+    input_ids: Literal["increasing", "random"] = semantic("increasing", "Tokens of the samples.")
+
+
+Data = Annotated[SFTDataConfig | FakeSFTDataConfig, Field(discriminator="type")]
+
+
+class ValConfig(Config):
+    """Loss on held-out data while training."""
+
+    interval: int = semantic(50, "Steps between validations.", ge=1)
+    eval_on_start: bool = semantic(False, "Validate before the first step.")
+    data: Data = group(SFTDataConfig(), "The held-out data.")
+
+
+class SFTSingleNode(CpuThreads):
+    """One host; `num_train_gpus = 0`: the CPU."""
+
+    type: Literal["single_node"] = runtime("single_node", "Kind of placement.")
+    gpus_per_node: int = runtime(8, "GPUs of the host.", ge=0)
+    num_train_gpus: int = runtime(1, "GPUs of the trainer; 0: CPU.", ge=0)
+    num_infer_gpus: int = runtime(1, "GPUs of the inference server of the evaluations; 0: CPU.", ge=0)
+    num_train_ranks: int = runtime(1, "Processes of the trainer on the CPU (gloo).", ge=1)
+
+
+class SFTConfig(TrainerCommon):
+    """Supervised fine-tuning (`sft`)."""
+
+    entry: ClassVar[str | None] = "sft"
+
+    data: Data = group(SFTDataConfig(), "Training data.")
+    val: ValConfig | None = semantic(None, "Validation.")
+    renderer: RendererConfig = group(RendererConfig(), "Renderer of messages.")
+    eval: OnlineEvalConfig | None = runtime(None, "Evaluations while training.")
+    inference: InferenceConfig | None = runtime(None, "Inference server of the evaluations.")
+    weight_broadcast: WeightBroadcast | None = runtime(None, "How new weights reach the engines.")
+    deterministic: bool | Literal["auto"] = semantic("auto", "Same configuration, same bytes; auto: on the CPU.")
+    deployment: Annotated[SFTSingleNode | MultiNode, Field(discriminator="type")] = group(SFTSingleNode(), "Placement.")
+    output_dir: str = runtime(default_output_dir, "Folder of runs; `$PRL_OUTPUT_DIR`, else outputs.")
+    clean: bool = runtime(False, "Wipe the run directory before the start.")
+    dashboard: bool = runtime(True, "Show the run in the dashboard.")
+    dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
+    heartbeat: HeartbeatConfig | None = runtime(None, "Call a URL while the process lives.")
+    slurm: SlurmConfig | None = runtime(None, "Submit to SLURM.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _device(cls, data):
+        """The device follows from the deployment, before anything is resolved by it."""
+        if isinstance(data, dict) and "device" not in data:
+            deployment = data.get("deployment")
+            given = deployment if isinstance(deployment, dict) else {}
+            data = {**data, "device": "cpu" if given.get("num_train_gpus", 1) in (0, "0") else "cuda"}
+            if "cpu_threads" not in data and isinstance(given.get("cpu_threads"), int | str):
+                data["cpu_threads"] = given["cpu_threads"]
+        return data
+
+    @model_validator(mode="after")
+    def _resolve(self):
+        self.settle(rl=False)
+        if self.deterministic == "auto":
+            self.deterministic = self.device == "cpu"
+        self.model.seq_len = self.data.seq_len
+        if faults := self._faults():
+            raise Refused(faults)
+        return self
+
+    def _faults(self) -> list[tuple[str, str]]:
+        from rlmake.config.renderer import resolve_auto
+
+        data, place, faults = self.data, self.deployment, []
+        single = place.type == "single_node"
+        if single:
+            on_cpu = place.num_train_gpus == 0
+            if (self.device == "cpu") != on_cpu:
+                faults.append(
+                    ("device", f"'{self.device}' contradicts deployment.num_train_gpus = {place.num_train_gpus}")
+                )
+            ranks = place.num_train_ranks if on_cpu else place.num_train_gpus
+            if self.cpu_threads != place.cpu_threads:
+                faults.append(
+                    ("cpu_threads", f"{self.cpu_threads} contradicts deployment.cpu_threads = {place.cpu_threads}")
+                )
+            total = place.num_train_gpus + (place.num_infer_gpus if self.inference else 0)
+            if total > place.gpus_per_node:
+                faults.append(
+                    ("deployment.gpus_per_node", f"{total} GPUs are asked for, the host has {place.gpus_per_node}")
+                )
+        else:
+            ranks = place.num_train_nodes * place.gpus_per_node
+            if self.slurm is None:
+                faults.append(("deployment.type", "multi_node needs [slurm]"))
+        rows = ranks // self.model.cp * data.micro_batch_size
+        if rows and data.batch_size % rows:
+            faults.append(
+                ("data.batch_size", f"{data.batch_size} is not a multiple of ranks × micro_batch_size = {rows}")
+            )
+        if data.seq_len % self.model.cp:
+            faults.append(("data.seq_len", f"{data.seq_len} is not a multiple of model.cp = {self.model.cp}"))
+        if self.model.cp > 1 and data.micro_batch_size > 1:
+            faults.append(("data.micro_batch_size", "must be 1 with model.cp above 1"))
+        if data.type == "sft":
+            name = resolve_auto(self.renderer, self.model.name)
+            if name is None:
+                faults.append(
+                    ("renderer.name", f"'auto' knows hub ids only, not '{self.model.name}': name the renderer")
+                )
+            elif name == "default":
+                faults.append(("renderer.name", "'default' cannot tell which tokens to train: name another renderer"))
+        if self.inference is not None and self.eval is None:
+            faults.append(("inference", "needs [eval]"))
+        return faults
+
+    def reclassified(self) -> dict[str, FieldClass]:
+        fields = self.horizon_classes()
+        if self.deterministic:
+            cut = (*CUT_OF_WORK, "data.micro_batch_size", "deployment.num_train_gpus")
+            fields |= dict.fromkeys(cut, "semantic")
+            if self.device == "cpu":
+                fields["deployment.num_train_ranks"] = "semantic"
+        return fields

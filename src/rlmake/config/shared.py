@@ -1,0 +1,270 @@
+"""Tables that several entry points share: run, logging, checkpoints, resuming, monitors, model names, placement."""
+
+import os
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlmake.config.fields import Config, group, horizon, runtime, semantic
+from rlmake.config.refused import Refused
+
+LogLevel = Literal["trace", "debug", "info", "success", "warning", "error", "critical"]
+EnvVars = dict[str, str]
+PROTECTED_ENV = (
+    "CUDA_VISIBLE_DEVICES", "PRL_RUN_ID", "PRL_RUN_NAME", "WANDB_RUN_ID", "WANDB_SHARED_MODE", "WANDB_SHARED_LABEL",
+    "WANDB_SHARED_PRIMARY", "WANDB_SHARED_FINISHER",
+)  # fmt: skip
+
+
+def default_output_dir() -> str:
+    """`$PRL_OUTPUT_DIR`, else `outputs`."""
+    return os.environ.get("PRL_OUTPUT_DIR") or "outputs"
+
+
+def check_env_vars(env_vars: EnvVars, key: str = "env_vars") -> None:
+    """Refuse variables that the launcher itself must set."""
+    bad = [name for name in env_vars if name in PROTECTED_ENV]
+    if bad:
+        raise Refused([(f"{key}.{name}", "is set by the launcher and cannot be given") for name in bad])
+
+
+class RunConfig(Config):
+    """Name and directory of a run."""
+
+    name: str | None = runtime(None, "Run name; made from environments, model and a short id when absent.")
+    dir: str | None = runtime(None, "Directory of the run under output_dir; the run's name when absent.")
+
+    @model_validator(mode="after")
+    def _safe(self):
+        from rlmake.config.names import fault_of_path
+
+        faults = [(key, fault) for key in ("name", "dir") if (fault := fault_of_path(getattr(self, key)))]
+        if faults:
+            raise Refused(faults)
+        return self
+
+
+class LogConfig(Config):
+    """Logging shared by all processes of a launch."""
+
+    level: LogLevel | None = runtime(None, "Log level; `$PRIME_LOG_LEVEL`, then info, when absent.")
+    json_logging: bool = runtime(False, "Write log records as JSON lines.")
+
+
+class ComponentLogConfig(LogConfig):
+    """Logging of one process."""
+
+    vf_level: LogLevel | None = runtime(
+        None, "Level of the environments' own logs; `$PRIME_VF_LOG_LEVEL`, then info, when absent."
+    )
+    log_data: bool = runtime(False, "Log the first samples as text.")
+    interval: float = runtime(10.0, "Seconds between periodic progress lines.", gt=0)
+
+
+class TrainerLogConfig(ComponentLogConfig):
+    """Logging of the trainer's ranks."""
+
+    ranks_filter: list[int] = runtime(lambda: [0], "Ranks whose output goes to trainer.log.")
+
+
+class CkptConfig(Config):
+    """Checkpoints; an empty table saves one at the end."""
+
+    output_dir: str | None = runtime(None, "Folder of the checkpoints; the run directory when absent.")
+    interval: int | None = horizon(None, "Steps between checkpoints; only at the end when absent.", ge=1)
+    keep_last: int | None = horizon(None, "How many of the newest to keep; all when absent.", ge=1)
+    keep_interval: int | None = horizon(None, "Keep every checkpoint at a multiple of this step for good.", ge=1)
+
+
+class TrainerCkptConfig(CkptConfig):
+    """The trainer's half of a checkpoint."""
+
+    skip_progress: bool = semantic(False, "On resume, do not load progress.")
+    skip_scheduler: bool = semantic(False, "On resume, do not load the scheduler.")
+    skip_dataloader: bool = semantic(False, "On resume, do not load the data loader.")
+    skip_optimizer: bool = semantic(False, "On resume, do not load the optimizer.")
+
+
+class OrchestratorCkptConfig(Config):
+    """The orchestrator's half of a checkpoint."""
+
+    interval: int | None = horizon(None, "Steps between checkpoints; only at the end when absent.", ge=1)
+    keep_last: int | None = horizon(None, "How many of the newest to keep; all when absent.", ge=1)
+    keep_interval: int | None = horizon(None, "Keep every checkpoint at a multiple of this step for good.", ge=1)
+    wait_for_weights_timeout: int | None = runtime(None, "Seconds to wait for weights on resume; 1200 when absent.")
+    skip_progress: bool = semantic(False, "On resume, do not load totals and data state.")
+
+
+class ResumeConfig(Config):
+    """Resuming; an empty table takes the newest complete checkpoint."""
+
+    step: int | None = runtime(None, "Step to resume from; the newest complete one when absent.", ge=1)
+    dir: str | None = semantic(None, "Another run's `…/checkpoints/step_<n>` to fork from.")
+
+    @model_validator(mode="after")
+    def _one(self):
+        if self.step is not None and self.dir is not None:
+            raise Refused([("step", "give either step or dir, not both")])
+        if self.dir is not None:
+            prefix, _, number = self.dir.rstrip("/").rpartition("/")[2].partition("_")
+            if prefix != "step" or not number.isdigit() or int(number) < 1:
+                raise Refused([("dir", f"must end in step_<n>, not '{self.dir}'")])
+        return self
+
+
+class FileMonitorConfig(Config):
+    """Metrics and traces as files in the run directory."""
+
+    path: str | None = runtime(None, "Folder; `monitors/file` of the run directory when absent.")
+    chunk_bytes: int = runtime(5 * 2**30, "Size at which a chunk of the trace stream is sealed.", gt=0)
+    compress: bool = runtime(True, "Compress sealed chunks.")
+    float_decimals: int = runtime(4, "Decimals kept of floats in traces.", ge=0, le=17)
+
+
+class WandbConfig(Config):
+    """Weights & Biases."""
+
+    project: str = runtime("prime-rl", "Project.")
+    entity: str | None = runtime(None, "Entity.")
+    name: str | None = runtime(None, "Run name there; the run's name when absent.")
+    group: str | None = runtime(None, "Group.")
+    tags: list[str] = runtime(list, "Tags.")
+    offline: bool = runtime(False, "Record offline; impossible for a run of several processes.")
+
+
+class PrimeConfig(Config):
+    """The Prime Intellect platform."""
+
+    name: str | None = runtime(None, "Run name there; the run's name when absent.")
+
+
+class MonitorsConfig(Config):
+    """Where metrics and episodes go."""
+
+    file: FileMonitorConfig | None = runtime(FileMonitorConfig(), "Files in the run directory; on by default.")
+    wandb: WandbConfig | None = runtime(None, "Weights & Biases; off by default.")
+    prime: PrimeConfig | None = runtime(None, "The Prime Intellect platform; off by default.")
+
+
+class SharedMonitorsConfig(Config):
+    """Monitors of all processes of a run; what is absent here keeps the processes' own default."""
+
+    file: FileMonitorConfig | None = runtime(
+        None, "Files in the run directory (`--no-monitors.file`: none).", shared=True
+    )
+    wandb: WandbConfig | None = runtime(None, "Weights & Biases.", shared=True)
+    prime: PrimeConfig | None = runtime(None, "The Prime Intellect platform.", shared=True)
+
+
+class TokenizerConfig(Config):
+    """Tokenizer; that of the model when absent."""
+
+    name: str | None = semantic(None, "Hub id, directory or target; model.name when absent.")
+    trust_remote_code: bool | None = semantic(None, "Run code that ships with the tokenizer.")
+    chat_template: str | None = semantic(None, "Chat template (Jinja text or file) in place of the tokenizer's own.")
+
+
+class ClientConfig(Config):
+    """How to reach an inference server."""
+
+    base_url: str | None = runtime(
+        "http://localhost:8000/v1", "URL of the server, with /v1; None: published in the run directory."
+    )
+    admin_base_url: list[str] | None = runtime(None, "URLs of the engines themselves; base_url when absent.")
+    api_key_var: str = runtime("VLLM_API_KEY", "Environment variable that holds the key.")
+    headers: dict[str, str] = runtime(dict, "Headers sent along.")
+    headers_from_env: dict[str, str] = runtime(dict, "Headers whose values are read from environment variables.")
+    wait_for_ready_timeout: float = runtime(1800.0, "Seconds to wait for the server at the start.", gt=0)
+    skip_model_check: bool = runtime(False, "Do not check that the server serves the model.")
+
+
+class ConcurrencyConfig(Config):
+    """Bounds of the number of episodes in flight; equal bounds pin it."""
+
+    initial_inflight: int | None = runtime(None, "Episodes in flight at the start.", ge=1)
+    min_inflight: int = runtime(1, "Fewest episodes in flight.", ge=1)
+    max_inflight: int | None = runtime(1024, "Most episodes in flight; no bound when None.", ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self):
+        faults = []
+        if self.max_inflight is not None and self.min_inflight > self.max_inflight:
+            faults.append(("min_inflight", f"must be ≤ max_inflight = {self.max_inflight}, not {self.min_inflight}"))
+        if None not in (self.max_inflight, self.initial_inflight) and self.initial_inflight > self.max_inflight:
+            faults.append(
+                ("initial_inflight", f"must be ≤ max_inflight = {self.max_inflight}, not {self.initial_inflight}")
+            )
+        if faults:
+            raise Refused(faults)
+        return self
+
+
+class HeartbeatConfig(Config):
+    """A URL that is called while the process lives."""
+
+    url: str = runtime(..., "URL to call.")
+
+
+class FilesystemBroadcast(Config):
+    """New weights through files."""
+
+    type: Literal["filesystem"] = runtime("filesystem", "Kind of transfer.")
+    timeout: float = runtime(1200.0, "Seconds to wait at each stage of the handshake.", gt=0)
+
+
+class NcclBroadcast(Config):
+    """New weights from GPU to GPU."""
+
+    type: Literal["nccl"] = runtime("nccl", "Kind of transfer.")
+    host: str = runtime("localhost", "Host of the rendezvous.")
+    port: int = runtime(29501, "Port of the rendezvous.", ge=0, le=65535)
+    timeout: float = runtime(1200.0, "Seconds to wait at each stage of the handshake.", gt=0)
+    quantize_in_weight_transfer: bool = semantic(False, "Send the engine's quantised form.")
+
+
+WeightBroadcast = Annotated[FilesystemBroadcast | NcclBroadcast, Field(discriminator="type")]
+
+
+class FilesystemTransport(Config):
+    """Batches through files."""
+
+    type: Literal["filesystem"] = runtime("filesystem", "Kind of transport.")
+
+
+class ZmqTransport(Config):
+    """Batches over ZMQ: publisher on `port`, readiness on `port` + 1."""
+
+    type: Literal["zmq"] = runtime("zmq", "Kind of transport.")
+    host: str = runtime("localhost", "Host of the orchestrator.")
+    port: int = runtime(5555, "Port of the publisher; 0: taken from the system, published in the run directory.", ge=0)
+    hwm: int = runtime(10, "High-water mark in messages.", ge=1)
+
+
+RolloutTransport = Annotated[FilesystemTransport | ZmqTransport, Field(discriminator="type")]
+
+
+class SlurmConfig(Config):
+    """Submission to a SLURM cluster."""
+
+    job_name: str = runtime("prime-rl", "Job name.")
+    project_dir: str = runtime(".", "Directory of the project on the cluster.")
+    template_path: str | None = runtime(None, "A script template in place of the built-in one.")
+    partition: str = runtime("cluster", "Partition.")
+    nodelist: str | None = runtime(None, "Nodes to use.")
+    exclude: str | None = runtime(None, "Nodes to avoid.")
+    account: str | None = runtime(None, "Account.")
+    time: str | None = runtime(None, "Time limit, as SLURM writes it.")
+    pre_run_command: str | None = runtime(None, "Shell line run once before the launch.")
+    cleanup_grace_period: float = runtime(3600.0, "Seconds that others get to end after a failure.", ge=0)
+    shared_fs: bool = runtime(True, "Whether all nodes see the same files.")
+
+
+class GcConfig(Config):
+    """Python's garbage collector, run at fixed steps."""
+
+    interval: int = runtime(50, "Steps between collections.", ge=1)
+
+
+__all__ = [name for name in dir() if name.endswith(("Config", "Broadcast", "Transport"))] + [
+    "EnvVars", "LogLevel", "check_env_vars", "default_output_dir", "group",
+]  # fmt: skip

@@ -1,0 +1,96 @@
+"""Shared keys: a value given once at a root fills the tables of the components, before anything is validated.
+
+A key of the root fills a component's key where that is absent. Both given and different is a fault, both given and
+equal is fine. All of this works on the raw dictionaries, so that every component is validated once and whole.
+"""
+
+from typing import Any
+
+from rlmake.core.errors import Fault
+
+ABSENT = object()
+
+
+def get(data: Any, path: str, default: Any = ABSENT) -> Any:
+    """The value at a dotted path of nested dictionaries, `default` where there is none."""
+    for part in path.split("."):
+        if not isinstance(data, dict) or part not in data:
+            return default
+        data = data[part]
+    return data
+
+
+def is_null(value: Any) -> bool:
+    return value is None or value == "None"
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal as a user would see it: text from a command line equals the number it spells."""
+    if left == right or (is_null(left) and is_null(right)):
+        return True
+    if isinstance(left, dict) or isinstance(right, dict):
+        return False
+    try:
+        return float(left) == float(right)
+    except (TypeError, ValueError):
+        return str(left).lower() == str(right).lower()
+
+
+def as_int(value: Any, default: int) -> int:
+    """An integer of a raw configuration; what is none is left to the validation of its field."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return default
+
+
+class Spreader:
+    """Writes shared values into the raw dictionaries of components and collects what contradicts."""
+
+    def __init__(self, data: dict[str, Any]):
+        self.data = data
+        self.faults: list[Fault] = []
+
+    def put(self, target: str, value: Any, origin: str) -> None:
+        """Set `target` to `value`, which comes from the key `origin`. Tables are put field by field."""
+        if isinstance(value, dict):
+            if is_null(get(self.data, target)):
+                self._conflict(target, None, value, origin)
+            elif get(self.data, target) is ABSENT:
+                self._set(target, {})
+            for key, item in value.items():
+                self.put(f"{target}.{key}", item, f"{origin}.{key}")
+            return
+        given = get(self.data, target)
+        if given is ABSENT:
+            self._set(target, value)
+        elif not same(given, value):
+            self._conflict(target, given, value, origin)
+
+    def share(self, origin: str, *targets: str) -> None:
+        """Spread the root's key `origin`, if it was given, to every target."""
+        value = get(self.data, origin)
+        if value is not ABSENT:
+            for target in targets:
+                self.put(target, value, origin)
+
+    def _conflict(self, target: str, given: Any, value: Any, origin: str) -> None:
+        shown = "a table" if isinstance(value, dict) else repr(value)
+        text = f"{given!r} contradicts {origin} = {shown}; give it once, at the root"
+        if not isinstance(value, dict):
+            self._set(target, value)
+        self.faults.append(Fault(text, target))
+
+    def _set(self, path: str, value: Any) -> None:
+        node = self.data
+        *parents, last = path.split(".")
+        for part in parents:
+            child = node.get(part)
+            if not isinstance(child, dict):
+                if child is not None and child != "None" and part in node:
+                    return  # not a table: the field's own validation says so
+                if part in node and is_null(child):
+                    return  # switched off: nothing to fill
+                child = node[part] = {}
+            node = child
+        node[last] = value

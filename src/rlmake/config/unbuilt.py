@@ -1,0 +1,113 @@
+"""Keys and values of what is not built yet: refused with a reason, never accepted and ignored.
+
+To bring a feature in, delete its line here. A key stands for itself in every entry point and below every table that
+ends so (`model.lora` is also `trainer.model.lora`); `entry:key` is anchored at the root of that entry point.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlmake.core.errors import Fault
+
+
+@dataclass(frozen=True)
+class Unbuilt:
+    """A refused key. `refuse`: only these values; otherwise any value but null, false, and those in `accept`."""
+
+    key: str
+    reason: str
+    refuse: tuple[Any, ...] | None = None
+    accept: tuple[Any, ...] = ()
+
+    def hits(self, value: Any) -> bool:
+        if self.refuse is not None:
+            return value in self.refuse
+        return value not in (None, False, "None", "false", *self.accept)
+
+
+UNBUILT = [
+    Unbuilt("engine", "the vLLM engine is not built yet; use 'transformers'", refuse=("vllm",)),
+    Unbuilt("weight_broadcast.type", "transfer from GPU to GPU is not built yet; use 'filesystem'", ("nccl", "nixl")),
+    Unbuilt("deployment.type", "runs over several nodes are not built yet", refuse=("multi_node", "disaggregated")),
+    Unbuilt("slurm", "submission to SLURM by an entry point is not built yet; use snakemake --profile slurm"),
+    Unbuilt("monitors.wandb", "the Weights & Biases monitor is not built yet"),
+    Unbuilt("monitors.prime", "the Prime monitor is not built yet"),
+    Unbuilt("model.lora", "LoRA is not built yet"),
+    Unbuilt("model.cp", "context parallelism is not built yet", accept=(1, "1")),
+    Unbuilt("model.ep", "expert parallelism is not built yet", accept=("auto", 1, "1")),
+    Unbuilt("model.dp_replicate", "replicated sharding is not built yet", accept=(1, "1")),
+    Unbuilt("model.compile", "torch.compile is not built yet"),
+    Unbuilt("model.ac", "activation checkpointing is not built yet"),
+    Unbuilt("model.ac_offloading", "offloading of activations is not built yet"),
+    Unbuilt("model.fsdp_cpu_offload", "offloading of parameters is not built yet"),
+    Unbuilt("model.optim_cpu_offload", "offloading of optimizer states is not built yet"),
+    Unbuilt("model.full_offload", "full offloading is not built yet"),
+    Unbuilt("model.quantization", "quantised training is not built yet"),
+    Unbuilt("model.vlm", "vision models are not built yet"),
+    Unbuilt(
+        "model.attn",
+        "flash attention kernels are not built yet",
+        refuse=(
+            "flash_attention_2",
+            "flash_attention_3",
+            "flash_attention_4",
+        ),
+    ),
+    Unbuilt("enable_router_replay", "router replay is not built yet"),
+    Unbuilt("enable_token_export", "token export is not built yet"),
+    Unbuilt("metrics_server", "the metrics server is not built yet"),
+    Unbuilt("memory_profiler_path", "the memory profiler is not built yet"),
+    Unbuilt("trace_path", "profiler traces are not built yet"),
+    Unbuilt("heartbeat", "heartbeats are not built yet"),
+    Unbuilt("data.fake", "made-up batches are not built yet"),
+    Unbuilt("curriculum.gates", "curriculum gates are not built yet", accept=({},)),
+    Unbuilt("curriculum.sampler.type", "difficulty pools are not built yet", refuse=("difficulty_pool",)),
+    Unbuilt("router", "routers are not built yet"),
+    Unbuilt("kv_cache_offload", "offloading of the KV cache is not built yet"),
+    Unbuilt("sft:val", "validation is not built yet"),
+    Unbuilt("sft:eval", "evaluation during SFT is not built yet"),
+    Unbuilt("sft:inference", "evaluation during SFT is not built yet"),
+    Unbuilt("sft:weight_broadcast", "evaluation during SFT is not built yet"),
+    Unbuilt("sft:data.type", "made-up rows are not built yet", refuse=("fake",)),
+    Unbuilt("eval:resume", "resuming an evaluation is not built yet"),
+]
+
+
+def _matching(entry: str | None, path: str) -> Iterator[Unbuilt]:
+    for item in UNBUILT:
+        anchor, _, key = item.key.rpartition(":")
+        if anchor:
+            if anchor == entry and key == path:
+                yield item
+        elif path == key or path.endswith(f".{key}"):
+            yield item
+
+
+def is_built(entry: str | None, path: str, value: Any) -> bool:
+    """Whether the value is accepted at that key."""
+    return not any(item.hits(value) for item in _matching(entry, path))
+
+
+FREE = ("env", "kwargs", "extra_body", "env_vars", "headers")  # tables whose keys belong to the user
+_LAST = {item.key.rpartition(":")[2].rpartition(".")[2] for item in UNBUILT}
+
+
+def faults(entry: str | None, data: Any, path: str = "", *, remove: bool = False) -> list[Fault]:
+    """One fault per refused key of a raw (or dumped) configuration; `remove` takes them out of `data`."""
+    found: list[Fault] = []
+    if isinstance(data, list):
+        for index, item in enumerate(data):
+            found += faults(entry, item, f"{path}{index}.", remove=remove)
+    if not isinstance(data, dict):
+        return found
+    for key in list(data):
+        value, full = data[key], f"{path}{key}"
+        hit = next((item for item in _matching(entry, full) if item.hits(value)), None) if key in _LAST else None
+        if hit is not None:
+            found.append(Fault(hit.reason, full))
+            if remove:
+                del data[key]
+        elif isinstance(value, dict | list) and value and key not in FREE:
+            found += faults(entry, value, f"{full}.", remove=remove)
+    return found
