@@ -21,8 +21,11 @@ from typing import Any
 PLAIN = {"PreTrainedTokenizerFast", "TokenizersBackend"}  # tokenizer classes that are their tokenizer.json, no more
 
 
-def _shell(name: str) -> ModuleType | None:
-    """An unexecuted package in the place of `name`; None when it is loaded already or not installed."""
+def _shell(name: str, **homes: str) -> ModuleType | None:
+    """An unexecuted package in the place of `name`; None when it is loaded already or not installed.
+
+    `homes`: attribute → submodule that defines it, for attributes that need not load the package.
+    """
     if name in sys.modules or (spec := importlib.util.find_spec(name)) is None:
         return None
     module = importlib.util.module_from_spec(spec)
@@ -30,9 +33,12 @@ def _shell(name: str) -> ModuleType | None:
     def load(attribute: str) -> Any:
         if attribute.startswith("__") and attribute != "__all__":
             raise AttributeError(attribute)
+        if attribute in homes:
+            return getattr(importlib.import_module(f"{name}.{homes[attribute]}"), attribute)
         if importlib.util.find_spec(f"{name}.{attribute}") is not None:
             return importlib.import_module(f"{name}.{attribute}")
-        vars(module).pop("__getattr__", None)
+        if vars(module).pop("__getattr__", None) is None:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         spec.loader.exec_module(module)
         return getattr(module, attribute)
 
@@ -43,14 +49,13 @@ def _shell(name: str) -> ModuleType | None:
 
 def light_imports() -> None:
     """Put the two packages off. Without effect on one that is loaded or not installed."""
-    if _shell("anthropic") and (types := _shell("anthropic.types")):
-        types.Message = importlib.import_module("anthropic.types.message").Message
-        types.Usage = importlib.import_module("anthropic.types.usage").Usage
+    if _shell("anthropic"):
+        _shell("anthropic.types", Message="message", Usage="usage")
     if math := _shell("math_verify"):
 
         def later(name: str):
             def call(*args: Any, **kwargs: Any) -> Any:
-                if vars(math).get(name) is call:  # still ours: load the real ones over them
+                if vars(math).get(name) is call:  # still ours: let the real ones take their places
                     del math.parse, math.verify
                 return getattr(math, name)(*args, **kwargs)
 
