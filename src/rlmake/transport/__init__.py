@@ -4,6 +4,7 @@ Every message carries run, step (or version) and attempt; a foreign one is refus
 The orchestrator and the trainer may call this room; it knows nothing of either, nor of torch.
 """
 
+from rlmake.transport.asks import answered, ask_half, asked_halves
 from rlmake.transport.batches import BatchReceiver, BatchSender, open_receiver, open_sender
 from rlmake.transport.types import Batch, LossCounts, MicroBatch, TrainingSample
 from rlmake.transport.weights import WeightReceiver, WeightSender, broadcast
@@ -17,6 +18,9 @@ __all__ = [
     "TrainingSample",
     "WeightReceiver",
     "WeightSender",
+    "answered",
+    "ask_half",
+    "asked_halves",
     "broadcast",
     "open_receiver",
     "open_sender",

@@ -16,7 +16,7 @@ from rlmake.core.rundir import RunContext, batch_dir, numbered
 from rlmake.transport.types import Batch, decode_batch, encode_batch
 
 POLL_SECONDS, WARN_SECONDS = 0.02, 60.0
-KEEP_STEPS = 2  # batch s is shipped when v(s-2) exists, so batches up to s-2 have been trained
+KEEP_STEPS = 2  # batch s is shipped when v(s-2) exists, so batches up to s-2 have been trained; more with a lag
 
 
 class BatchSender(Protocol):
@@ -48,15 +48,15 @@ def check_step(batches: list[Batch], ctx: RunContext) -> int:
 class FileSender:
     """`batches/step_<n>/rank_<r>.bin`, each renamed into place when whole; older steps are removed."""
 
-    def __init__(self, ctx: RunContext):
-        self.ctx = ctx
+    def __init__(self, ctx: RunContext, keep: int = KEEP_STEPS):
+        self.ctx, self.keep = ctx, keep
 
     def send(self, batches: list[Batch]) -> None:
         step = check_step(batches, self.ctx)
         for batch in batches:
             write_bytes(batch_path(self.ctx.run_dir, step, batch.rank), encode_batch(batch))
         for old, folder in numbered(self.ctx.run_dir / "batches").items():
-            if old <= step - KEEP_STEPS:
+            if old <= step - self.keep:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self, timeout: float = 0.0) -> None:
@@ -104,13 +104,13 @@ def wait_for(ready: Any, timeout: float | None, what: str, poll: float = POLL_SE
         time.sleep(poll)
 
 
-def open_sender(transport: Any, ctx: RunContext) -> BatchSender:
-    """The sender that `rollout_transport` (`type` filesystem or zmq) names."""
+def open_sender(transport: Any, ctx: RunContext, keep: int = KEEP_STEPS) -> BatchSender:
+    """The sender that `rollout_transport` (`type` filesystem or zmq) names; it holds the last `keep` steps."""
     if transport.type == "filesystem":
-        return FileSender(ctx)
+        return FileSender(ctx, keep)
     from rlmake.transport.zmq import ZmqSender
 
-    return ZmqSender(ctx, transport.host, transport.port)
+    return ZmqSender(ctx, transport.host, transport.port, keep)
 
 
 def open_receiver(transport: Any, ctx: RunContext, rank: int, world: int) -> BatchReceiver:

@@ -32,8 +32,8 @@ class ZmqSender:
     Frames of a reply: kind (`batch` or `error`), step, data.
     """
 
-    def __init__(self, ctx: RunContext, host: str, port: int):
-        self.ctx = ctx
+    def __init__(self, ctx: RunContext, host: str, port: int, keep: int = KEEP_STEPS):
+        self.ctx, self.keep = ctx, keep
         self._held: dict[int, list[bytes]] = {}
         self._waiting: dict[tuple[bytes, int], tuple[int, int]] = {}  # (peer, step) -> (rank, world)
         self._unfetched: set[int] = set()  # ranks that have not had the newest step yet
@@ -63,7 +63,7 @@ class ZmqSender:
         encoded = [encode_batch(batch) for batch in batches]
         with self._lock:
             self._held[step] = encoded
-            for old in [held for held in self._held if held <= step - KEEP_STEPS]:
+            for old in [held for held in self._held if held <= step - self.keep]:
                 del self._held[old]
             self._unfetched = set(range(len(batches)))
             self._fetched.clear()
