@@ -1,0 +1,40 @@
+# Evaluations of exported weights by the suites below experiments/evals.
+
+
+rule evaluate:
+    input:
+        BUILD.parents("eval"),
+    output:
+        STORE + "/eval-{fp}/manifest.json",
+    threads: BUILD.threads("eval")
+    resources:
+        local_gpus=BUILD.resource("eval", "local_gpus"),
+        nodes=BUILD.resource("eval", "nodes"),
+        tasks=BUILD.resource("eval", "tasks"),
+        tasks_per_gpu=BUILD.resource("eval", "tasks_per_gpu"),
+        mpi=BUILD.resource("eval", "mpi"),
+        gres=BUILD.resource("eval", "gres"),
+    shell:
+        "{JOB} eval {wildcards.fp}"
+
+
+rule publish_evaluation:
+    input:
+        BUILD.published("eval"),
+    output:
+        directory("outputs/{run}/evals/{suite}"),
+    params:
+        link=BUILD.link("eval"),
+    shell:
+        "{JOB} publish {params.link}"
+
+
+rule publish_evaluation_of_step:
+    input:
+        BUILD.published("eval"),
+    output:
+        directory("outputs/{run}/evals/{suite}@step_{n}"),
+    params:
+        link=BUILD.link("eval"),
+    shell:
+        "{JOB} publish {params.link}"

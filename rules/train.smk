@@ -1,0 +1,29 @@
+# Trainings, SFT and RL. Checkpoints and logs are nobody's output: a job that fails or is killed keeps them.
+
+
+rule train:
+    input:
+        BUILD.parents("train"),
+    output:
+        STORE + "/train-{fp}/manifests/step_{n}.json",
+    threads: BUILD.threads("train")
+    resources:
+        local_gpus=BUILD.resource("train", "local_gpus"),
+        nodes=BUILD.resource("train", "nodes"),
+        tasks=BUILD.resource("train", "tasks"),
+        tasks_per_gpu=BUILD.resource("train", "tasks_per_gpu"),
+        mpi=BUILD.resource("train", "mpi"),
+        gres=BUILD.resource("train", "gres"),
+    shell:
+        "{JOB} train {wildcards.fp} {wildcards.n}"
+
+
+rule publish_checkpoint:
+    input:
+        BUILD.published("checkpoint"),
+    output:
+        directory("outputs/{run}/checkpoints/step_{n}"),
+    params:
+        link=BUILD.link("checkpoint"),
+    shell:
+        "{JOB} publish {params.link}"

@@ -1,0 +1,132 @@
+"""What a configuration's values point at: targets (parents), files and code of the user's, hub ids.
+
+Every value that is a target's path is a dependency edge; nothing else declares edges. In what is hashed such a value is
+replaced by what it stands for, so names and paths never count.
+"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlmake.build import names, revisions
+from rlmake.build.fingerprint import leaves, replace_leaves
+from rlmake.core.errors import ConfigError, Fault, UserError
+
+if TYPE_CHECKING:
+    from rlmake.build.registry import Registry
+
+# Which keys name what, by the last parts of the dotted key.
+FILES = re.compile(r"(source\.paths\.[^.]+(\.\d+)?|tokenizer\.text(\.\d+)?|source\.path)")
+MODELS = re.compile(r"((.*\.)?model\.name|(.*\.)?vllm\.model|(.*\.)?tokenizer\.name)")
+DATA = re.compile(r"(.*\.)?data\.name")
+TEMPLATES = re.compile(r"(.*\.)?chat_template")
+CODE = re.compile(r"(.*\.)?import_path")
+TASKSET = re.compile(r".*\.env\.taskset\.id")
+ENV_CODE = re.compile(r".*\.env(\.id|\.agent\.harness\.id)")
+ENV = re.compile(r".*\.env\..*")
+
+
+class Edges:
+    """Collects parents, revisions and faults of one configuration. `raw`: what the user wrote, to name keys by."""
+
+    def __init__(self, registry: "Registry", raw: dict[str, Any], file: str):
+        self.registry, self.raw, self.file = registry, raw, file
+        self.parents: list[dict[str, Any]] = []
+        self.revisions: dict[str, Any] = {}
+        self.faults: list[Fault] = []
+        self.broken = False  # a parent has faults, which are reported as its own
+
+    def resolve(self, semantic: dict[str, Any]) -> dict[str, Any]:
+        """`semantic` with every value that points at something replaced by what it stands for."""
+        self.pinned = {key for key, value in leaves(semantic) if key.endswith("revision") and value}
+        return replace_leaves(semantic, self._leaf)
+
+    def fork(self, config: dict[str, Any]) -> None:
+        """The checkpoint that a training is forked from, `resume.dir`. Resuming itself is the build's own affair."""
+        table = config.get("resume") or (config.get("trainer") or {}).get("resume")
+        if not table:
+            return
+        if table["dir"] is None:
+            self._fault("resume", "the build resumes by itself; only resume.dir (a fork) has a meaning here")
+        elif names.is_output(table["dir"]):
+            self._parent("resume.dir", table["dir"], "checkpoint")
+        elif not (complete := Path(table["dir"]) / "COMPLETE").is_file():
+            self._fault("resume.dir", f"{table['dir']} is no complete checkpoint (it has no file COMPLETE)")
+        else:
+            self.revisions["resume.dir"] = self.registry.cache.hash(complete)
+
+    def _leaf(self, key: str, value: Any) -> Any:
+        if not isinstance(value, str) or not value:
+            return value
+        if names.is_output(value):
+            wanted = "weights" if MODELS.fullmatch(key) else "data" if DATA.fullmatch(key) else None
+            return self._parent(key, value, wanted)
+        try:
+            if CODE.fullmatch(key):
+                name = value.partition(":")[2] if ".py:" in value else value
+                return {"code": revisions.of_import(value, self.registry.cache), "name": name}
+            if TASKSET.fullmatch(key):
+                self.revisions[f"taskset:{value}"] = revisions.of_taskset(value, self.registry.cache)
+                return value
+        except UserError as error:
+            self._fault(key, str(error), value)
+            return value
+        if ENV_CODE.fullmatch(key):
+            if (found := revisions.of_project(value, self.registry.cache)) is not None:
+                self.revisions[f"code:{value}"] = found
+            return value
+        return self._file(key, value)
+
+    def _file(self, key: str, value: str) -> Any:
+        """A local path by its content; a hub id only when its revision is pinned."""
+        required, model, data = FILES.fullmatch(key), MODELS.fullmatch(key), DATA.fullmatch(key)
+        optional = TEMPLATES.fullmatch(key) or ENV.fullmatch(key)
+        if not (required or model or data or optional):
+            return value
+        path = Path(value)
+        try:
+            there = len(value) < 4096 and "\n" not in value and path.exists()
+        except (OSError, ValueError):
+            there = False
+        if there and (required or model or data or path.is_file()):
+            return {"content": self.registry.cache.tree(path)}
+        if optional:
+            return value
+        if required or value.startswith((".", "/", "~")) or value.count("/") > 1:
+            self._fault(key, f"{value}: no such file or directory", value)
+        elif data:
+            if key.removesuffix("name") + "revision" not in self.pinned:
+                self._fault(key, f"{value}: neither a file nor a target, and a hub data set needs data.revision", value)
+        else:
+            self._fault(
+                key,
+                f"{value}: neither a directory nor a target; a hub model is brought in by an experiment of kind 'import'",
+                value,
+            )
+        return value
+
+    def _parent(self, key: str, value: str, wanted: str | None) -> Any:
+        try:
+            target = self.registry.target(value)
+            if target.kind in ("eval", "report") or (wanted and target.kind != wanted):
+                expected = f"a target of {wanted or 'data, weights or a checkpoint'}"
+                self._fault(key, f"expected {expected}, not {value}", value)
+                return value
+            artefact = self.registry.artefact(target)
+        except ConfigError as error:  # the parent itself is at fault, or the two go in a circle
+            self.faults += error.faults
+            self.broken = True
+            return value
+        except UserError as error:
+            self._fault(key, str(error), value)
+            return value
+        if all(parent["ref"] != target.path for parent in self.parents):
+            self.parents.append({"role": key, **artefact.record(), "ref": target.path})
+        return {"parent": [artefact.fingerprint, artefact.step, artefact.kind], "rest": target.rest}
+
+    def _fault(self, key: str, message: str, value: str | None = None) -> None:
+        """Name the key that the user wrote: a shared one has filled several."""
+        written = next((name for name, one in leaves(self.raw) if value is not None and one == value), key)
+        fault = Fault(message, key=written, file=self.file)
+        if fault not in self.faults:
+            self.faults.append(fault)

@@ -1,0 +1,156 @@
+"""Experiment files: found, named, read, and taken apart into runs and suites. Every fault of every file is collected.
+
+`experiments/<run>.toml` declares a run, or one per cell of its grid (`<run>/<cell>`); without `experiment.kind` it is a
+fragment to extend from. `experiments/evals/<suite>.toml` declares a suite: an evaluation without a model.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlmake import config as schema
+from rlmake.build import names
+from rlmake.build.grid import Cell, expand
+from rlmake.config.fields import semantic_part
+from rlmake.core.errors import ConfigError, Fault, nearest
+
+FOLDER = Path("experiments")
+SUITES = FOLDER / "evals"
+CLASSES = {
+    "data": schema.DataConfig,
+    "init": schema.InitConfig,
+    "import": schema.ImportConfig,
+    "sft": schema.SFTConfig,
+    "rl": schema.RLConfig,
+}
+STAGE_OF_KIND = {"data": "data", "init": "model", "import": "model", "sft": "train", "rl": "train"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: an experiment file, or one cell of its grid. `raw`: the composed file with the cell's values."""
+
+    name: str
+    file: str
+    kind: str
+    evals: tuple[str, ...]
+    manual: bool
+    raw: dict[str, Any]
+    config: Any
+    grid: str | None = None
+    cell: Cell | None = None
+
+    @property
+    def stage(self) -> str:
+        return STAGE_OF_KIND[self.kind]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """An evaluation suite."""
+
+    name: str
+    file: str
+    raw: dict[str, Any]
+    config: Any
+
+    def semantic(self) -> dict[str, Any]:
+        """The semantic part without the places that the model will fill."""
+        part = semantic_part(self.config)
+        part.pop("model", None)
+        part.get("tokenizer", {}).pop("name", None)
+        if part.get("inference"):
+            part["inference"]["vllm"].pop("model", None)
+        return part
+
+
+@dataclass
+class Experiments:
+    """All that the project declares. `faults` is empty when every file can be used."""
+
+    runs: dict[str, Run] = field(default_factory=dict)
+    suites: dict[str, Suite] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def load() -> Experiments:
+    """Read every file below `experiments/` of the working directory."""
+    found = Experiments()
+    for file in _files():
+        try:
+            if file.is_relative_to(SUITES):
+                _load_suite(file, found)
+            else:
+                _load_runs(file, found)
+        except ConfigError as error:
+            found.faults += error.faults
+    for outer, inner in names.nested(found.runs):
+        found.faults.append(
+            Fault(
+                f"run '{inner}' would lie inside run '{outer}' ({found.runs[outer].file})", file=found.runs[inner].file
+            )
+        )
+    for outer, inner in names.nested(found.suites):
+        found.faults.append(Fault(f"suite '{inner}' would lie inside suite '{outer}'", file=found.suites[inner].file))
+    for run in found.runs.values():
+        for suite in run.evals:
+            if suite not in found.suites:
+                hint = nearest(suite, found.suites)
+                found.faults.append(
+                    Fault(f"there is no suite {SUITES}/{suite}.toml{hint}", key="experiment.evals", file=run.file)
+                )
+    found.faults = list(dict.fromkeys(found.faults))
+    return found
+
+
+def _files() -> Iterator[Path]:
+    """TOML files in a stable order; hidden files and folders (editors', notebooks') are none of ours."""
+    for folder, folders, files in os.walk(FOLDER):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder) / name for name in sorted(files) if name.endswith(".toml") and name[0] != ".")
+
+
+def _load_suite(file: Path, found: Experiments) -> None:
+    name = file.relative_to(SUITES).with_suffix("").as_posix()
+    table, raw = schema.load_experiment(file)
+    if fault := names.fault_of_run(name):
+        found.faults.append(Fault(fault, file=str(file)))
+    for key in ("kind", "grid", "evals"):
+        if getattr(table, key):
+            found.faults.append(Fault("a suite has none", key=f"experiment.{key}", file=str(file)))
+    engine = (raw.get("inference") or {}).get("vllm") or {}
+    for key, value in (("model", raw.get("model")), ("inference.vllm.model", engine.get("model"))):
+        if value is not None:
+            message = "a suite names no model: it is the run's, by outputs/<run>/evals/<suite>"
+            found.faults.append(Fault(message, key=key, file=str(file)))
+    found.suites[name] = Suite(name, str(file), raw, schema.parse(schema.EvalConfig, raw, file=str(file)))
+
+
+def _load_runs(file: Path, found: Experiments) -> None:
+    name = file.relative_to(FOLDER).with_suffix("").as_posix()
+    table, raw = schema.load_experiment(file)
+    if table.kind is None:
+        return
+    if fault := names.fault_of_run(name):
+        found.faults.append(Fault(fault, file=str(file)))
+    evals = tuple(table.evals)
+
+    def add(run_name: str, raw: dict[str, Any], cell: Cell | None = None) -> None:
+        config = schema.parse(CLASSES[table.kind], raw, file=str(file))
+        found.runs[run_name] = Run(
+            run_name, str(file), table.kind, evals, table.manual, raw, config, name if cell else None, cell
+        )
+
+    if table.grid is None:
+        add(name, raw)
+        return
+    for cell in expand(table.grid, file, found.faults):
+        values = raw.copy()
+        try:
+            for key, value in cell.values.items():
+                schema.set_key(values, key, value, str(file))
+            add(f"{name}/{cell.name}", values, cell)
+        except ConfigError as error:
+            found.faults += [Fault(f"{one.message} (cell {cell.name})", one.key, one.file) for one in error.faults]

@@ -1,0 +1,109 @@
+"""Names of runs, suites and targets: what may stand in a path, and what a target's path means."""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from rlmake.config.names import fault_of_segment
+from rlmake.core.errors import nearest
+
+OUTPUTS = "outputs"
+# Segments of a run's own folder; no run or suite may bear one, so that a target's path reads in one way only.
+# (`data` may be a run's name: only data runs have that leaf, and no run lies inside another.)
+RESERVED = frozenset(
+    {"weights", "weights-FP8", "adapter", "checkpoints", "exports", "evals", "logs", "configs", "report.html"}
+    | {"results.csv", "results.json", "monitors", "batches", "broadcasts", "ledger", "run.json", "manifests"}
+)
+ARTEFACTS = {
+    "data": ("data",),
+    "model": ("weights", "evals/<suite>"),
+    "train": (
+        "weights", "checkpoints/step_<n>", "exports/step_<n>/weights", "evals/<suite>", "evals/<suite>@step_<n>",
+        "report.html",
+    ),
+}  # fmt: skip
+
+
+def fault_of_run(name: str) -> str | None:
+    """Why `name` (segments joined by `/`) cannot be a run's or a suite's, None when it can."""
+    for segment in name.split("/"):
+        if segment in RESERVED:
+            return f"'{segment}' is reserved for what a run yields, choose another name"
+        if "@" in segment:
+            return f"'{segment}' is no safe name: @ stands between a suite and a step"
+        if fault := fault_of_segment(segment):
+            return fault
+    return None
+
+
+def nested(names: Iterable[str]) -> list[tuple[str, str]]:
+    """`(outer, inner)` for every name that lies inside another's folder."""
+    known = set(names)
+    found = []
+    for name in sorted(known):
+        parts = name.split("/")
+        found += [(outer, name) for i in range(1, len(parts)) if (outer := "/".join(parts[:i])) in known]
+    return found
+
+
+@dataclass(frozen=True)
+class Target:
+    """`outputs/<run>/<artefact>` taken apart.
+
+    `kind` is data, weights, checkpoint, eval or report. `step` is None where the run's last step is meant.
+    `rest` is what follows inside the artefact (`train.jsonl` of `outputs/x/data/train.jsonl`), "" for the whole.
+    """
+
+    run: str
+    kind: str
+    step: int | None = None
+    suite: str | None = None
+    rest: str = ""
+
+    @property
+    def path(self) -> str:
+        """The target's path, without `rest`."""
+        leaf = {
+            "data": "data",
+            "weights": "weights" if self.step is None else f"exports/step_{self.step}/weights",
+            "checkpoint": f"checkpoints/step_{self.step}",
+            "eval": f"evals/{self.suite}" + ("" if self.step is None else f"@step_{self.step}"),
+            "report": "report.html",
+        }[self.kind]
+        return f"{OUTPUTS}/{self.run}/{leaf}"
+
+
+_STEP = r"step_(?P<step>[1-9]\d*)"
+_LEAVES = [
+    ("data", re.compile(r"data(?:/(?P<rest>.+))?")),
+    ("weights", re.compile(r"weights(?:/(?P<rest>.+))?")),
+    ("weights", re.compile(rf"exports/{_STEP}/weights(?:/(?P<rest>.+))?")),
+    ("checkpoint", re.compile(rf"checkpoints/{_STEP}(?:/(?P<rest>.+))?")),
+    ("eval", re.compile(rf"evals/(?P<suite>[^@]+?)(?:@{_STEP})?")),
+    ("report", re.compile(r"report\.html")),
+]
+
+
+def is_output(value: object) -> bool:
+    """Whether a configuration's value names something below `outputs/`."""
+    return isinstance(value, str) and value.startswith(f"{OUTPUTS}/")
+
+
+def parse_target(path: str, runs: Collection[str]) -> Target | str:
+    """Take a path below `outputs/` apart; a text says in one line why it is no target. `runs`: the names there are."""
+    parts = path.split("/")
+    if parts[0] != OUTPUTS or len(parts) < 3 or any(part in ("", ".", "..") for part in parts):
+        return f"{path}: no target; targets are written {OUTPUTS}/<run>/<artefact>"
+    split = next((i for i in range(len(parts), 1, -1) if "/".join(parts[1:i]) in runs), None)
+    if split is None:
+        stop = next((i for i, part in enumerate(parts[1:], 1) if part in RESERVED), len(parts) - 1)
+        run = "/".join(parts[1:stop])
+        return f"{path}: there is no experiments/{run}.toml that declares a run{nearest(run, runs)}"
+    leaf = "/".join(parts[split:])
+    for kind, pattern in _LEAVES:
+        if match := pattern.fullmatch(leaf):
+            found = match.groupdict()
+            step = int(found["step"]) if found.get("step") else None
+            return Target("/".join(parts[1:split]), kind, step, found.get("suite"), found.get("rest") or "")
+    all_leaves = sorted({leaf for leaves in ARTEFACTS.values() for leaf in leaves})
+    return f"{path}: no target; a run yields {', '.join(all_leaves)}"

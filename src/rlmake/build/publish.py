@@ -1,0 +1,62 @@
+"""Links from `outputs/<run>/…` into the store. Only leaves are links, links are relative, only links are replaced."""
+
+import os
+import uuid
+from pathlib import Path
+
+from rlmake.build.names import OUTPUTS
+from rlmake.core.errors import UserError
+
+DIRECT = "run.json"  # marks a run that was started directly
+
+
+def destination(link: Path, to: Path) -> str:
+    """The text of a link at `link` that points to `to`."""
+    return os.path.relpath(to, link.parent)
+
+
+def points(link: Path, to: Path) -> bool:
+    """Whether `link` is a link that says exactly this."""
+    return link.is_symlink() and os.readlink(link) == destination(link, to)
+
+
+def obstacle(link: Path) -> str | None:
+    """Why nothing can be published at `link`, in one line; None when it can."""
+    if os.path.lexists(link) and not link.is_symlink():
+        what = "directory" if link.is_dir() else "file"
+        return (
+            f"{link} is a real {what}, not a link of the build: move it away, or take it in with `rlmake adopt {link}`"
+        )
+    folder = link.parent
+    while folder != Path(OUTPUTS) and folder != folder.parent:
+        if (folder / DIRECT).is_file():
+            return (
+                f"{folder} is a run that was started directly ({DIRECT}): "
+                f"rename it, or take it in with `rlmake adopt {folder}`"
+            )
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            return f"{folder} is not a directory of its own; nothing is published through links"
+        folder = folder.parent
+    return None
+
+
+def publish(link: Path, to: Path) -> bool:
+    """Make `link` point to `to`, atomically; False when it did already. Raises `UserError` where something is in the way."""
+    if points(link, to):
+        return False
+    if why := obstacle(link):
+        raise UserError(why)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    temporary = link.with_name(f".{link.name}.{uuid.uuid4().hex[:8]}")
+    os.symlink(destination(link, to), temporary)
+    os.replace(temporary, link)
+    return True
+
+
+def encode(path: str) -> str:
+    """A path as hex digits: no user's name stands in a shell line."""
+    return path.encode().hex()
+
+
+def decode(text: str) -> str:
+    return bytes.fromhex(text).decode()

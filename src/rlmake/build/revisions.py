@@ -1,0 +1,131 @@
+"""Revisions of the data and code that a result rests on.
+
+What ships has a number here, raised by whoever changes what it computes: everything that was built on it is then built
+anew. What belongs to the user's project counts by the content of its files; an installed package by its version.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import canonical, hash_bytes, hash_file, write_json
+
+# Code that ships. Raise a number when the same configuration gives another result than before.
+SHIPPED = {
+    "data": 1,  # rlmake.envs.data and the phrases it cuts
+    "init": 1,  # rlmake.models.init
+    "import": 1,  # rlmake.models.init, hub ids and directories
+    "sft": 1,  # the SFT trainer: packing, loss, optimizer
+    "rl": 1,  # the RL trainer, orchestrator, algorithms and the embedded engine
+    "eval": 1,  # the evaluation loop and the embedded engine
+    "report": 1,  # the page of a run
+    "export": 1,  # checkpoint to weights
+}
+TASKSETS = {"reverse-text": 1}  # rlmake.envs.tasksets, with their rewards
+
+
+class ContentCache:
+    """blake3 of files, remembered by (size, mtime) in one small file of the store."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.dirty = False
+        try:
+            self.known: dict[str, list[Any]] = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            self.known = {}
+
+    def hash(self, path: Path) -> str:
+        stat = path.stat()
+        key, mark = os.fspath(path.absolute()), [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        entry = self.known.get(key)
+        if entry is None or entry[:3] != mark:
+            entry = self.known[key] = [*mark, hash_file(path)]
+            self.dirty = True
+        return entry[3]
+
+    def tree(self, path: Path) -> str:
+        """Content of a file, or of all files below a directory with their relative paths. Caches of Python don't count."""
+        if path.is_file():
+            return self.hash(path)
+        rows = [
+            [file.relative_to(path).as_posix(), self.hash(file)]
+            for file in sorted(path.rglob("*"))
+            if file.is_file() and "__pycache__" not in file.parts and not file.name.startswith(".")
+        ]
+        return hash_bytes(canonical(rows))
+
+    def save(self) -> None:
+        """Keep what was learnt (never called in a dry run)."""
+        if self.dirty:
+            write_json(self.path, self.known)
+            self.dirty = False
+
+
+def of_taskset(name: str, cache: ContentCache) -> str:
+    """Revision of a taskset (its tasks, rewards and tools). Raises `UserError` when no such taskset can be found.
+
+    An id that ships means ours in every process (see `rlmake.envs.plugins`), then verifiers' own, then any module.
+    """
+    if name in TASKSETS:
+        return f"rlmake:{TASKSETS[name]}"
+    leaf = name.rpartition("/")[2].partition("@")[0].replace("-", "_")
+    own = _find("verifiers")
+    if own and any((own / "v1" / "tasksets" / candidate).exists() for candidate in (leaf, f"{leaf}.py")):
+        return f"verifiers:{importlib.metadata.version('verifiers')}"
+    return of_module(leaf, cache, f"taskset '{name}'")
+
+
+def of_import(path: str, cache: ContentCache) -> str:
+    """Revision of user code named as `path/to/file.py:Name` or `package.module.Name`."""
+    file, _, _ = path.partition(":")
+    if file.endswith(".py"):
+        if not Path(file).is_file():
+            raise UserError(f"no file {file}")
+        return f"content:{cache.hash(Path(file))}"
+    return of_module(path.partition(".")[0], cache, f"'{path}'")
+
+
+def of_module(name: str, cache: ContentCache, what: str) -> str:
+    """Revision of a module: content of its files in the project, version of its distribution where installed."""
+    found = _find(name)
+    if found is None:
+        raise UserError(f"{what}: no module '{name}' in the project or among the installed packages")
+    if not _installed(found):
+        return f"content:{cache.tree(found)}"
+    distribution = importlib.metadata.packages_distributions().get(name, [None])[0]
+    return (
+        f"{distribution}:{importlib.metadata.version(distribution)}" if distribution else f"content:{cache.tree(found)}"
+    )
+
+
+def of_project(name: str, cache: ContentCache) -> str | None:
+    """Revision of a module of the user's project; None for one that was installed or is not there."""
+    found = _find(name.replace("-", "_"))
+    return f"content:{cache.tree(found)}" if found and not _installed(found) else None
+
+
+def _installed(path: Path) -> bool:
+    return bool({"site-packages", "dist-packages"} & set(path.parts)) or path.is_relative_to(Path(os.__file__).parent)
+
+
+def _find(name: str) -> Path | None:
+    """File or folder of a top-level module, without importing it; the project's root comes first."""
+    for candidate in (Path(name), Path(f"{name}.py"), Path("environments") / name, Path("environments") / f"{name}.py"):
+        if candidate.suffix == ".py" and candidate.is_file() or (candidate / "__init__.py").is_file():
+            return candidate
+    if not name.isidentifier() or name in sys.builtin_module_names:
+        return None
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.origin or not spec.has_location:
+        return None
+    origin = Path(spec.origin)
+    return origin.parent if origin.name == "__init__.py" else origin

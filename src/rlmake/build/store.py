@@ -1,0 +1,217 @@
+"""The store: one directory per fingerprint, the records in it, and how work becomes finished.
+
+    outputs/.store/<stage>-<fingerprint>/spec.json           what is to be done; jobs read nothing else
+                                         manifest.json       declared to Snakemake, which deletes it when it likes
+                                         done.json           the same inode, undeclared: the truth
+                                         data/ | weights/ | the run directory | report.html …
+
+Of a training each step is an artefact (`manifests/step_<n>.json`, `manifests/done_<n>.json`), and each export of one
+(`exports/step_<n>/weights.json`, `exports/step_<n>/weights.done.json`).
+"""
+
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import content_hash, hash_file, read_json, write_json
+
+STORE = Path("outputs/.store")
+SPEC_SCHEMA = MANIFEST_SCHEMA = 1
+STAGES = ("data", "model", "train", "eval", "report")
+
+
+@dataclass(frozen=True, order=True)
+class Artefact:
+    """One finished thing in the store: `kind` is data, weights, checkpoint, eval or report; `step` only of a training's.
+
+    Raises nothing by itself; whether it is there is for `manifest`, whether its files are is for `faults` to say.
+    """
+
+    stage: str
+    fingerprint: str
+    kind: str
+    step: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Its directory in the store, relative to the project's root."""
+        return STORE / f"{self.stage}-{self.fingerprint}"
+
+    @property
+    def manifest_path(self) -> Path:
+        if self.stage != "train":
+            return self.folder / "manifest.json"
+        if self.kind == "checkpoint":
+            return self.folder / "manifests" / f"step_{self.step}.json"
+        return self.folder / "exports" / f"step_{self.step}" / "weights.json"
+
+    @property
+    def done_path(self) -> Path:
+        if self.stage != "train":
+            return self.folder / "done.json"
+        if self.kind == "checkpoint":
+            return self.folder / "manifests" / f"done_{self.step}.json"
+        return self.folder / "exports" / f"step_{self.step}" / "weights.done.json"
+
+    @property
+    def path(self) -> Path:
+        """What a link points to and a child reads."""
+        if self.stage != "train":
+            leaf = {"data": "data", "weights": "weights", "eval": "", "report": "report.html"}[self.kind]
+            return self.folder / leaf
+        step = f"step_{self.step}"
+        return self.folder / ("checkpoints/" + step if self.kind == "checkpoint" else f"exports/{step}/weights")
+
+    @property
+    def root(self) -> Path:
+        """Folder that the manifest's file paths are relative to: the artefact, or its folder where it is one file."""
+        return self.folder if self.kind in ("eval", "report") else self.path
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def spec_path(stage: str, fingerprint: str) -> Path:
+    return STORE / f"{stage}-{fingerprint}" / "spec.json"
+
+
+def read_spec(stage: str, fingerprint: str) -> dict[str, Any]:
+    """The specification of a job; raises `UserError` when it is missing or of an unknown schema."""
+    path = spec_path(stage, fingerprint)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; a job's specification is written when a build starts, not by hand")
+    spec = read_json(path)
+    if spec.get("schema") != SPEC_SCHEMA:
+        raise UserError(f"{path}: schema {spec.get('schema')} is unknown, expected {SPEC_SCHEMA}")
+    return spec
+
+
+def write_spec(spec: dict[str, Any]) -> bool:
+    """Write a specification unless the one that is there says the same; the newest plan's runtime settings win.
+
+    Steps asked for by earlier plans stay in `steps`: their checkpoints are kept.
+    """
+    path = spec_path(spec["stage"], spec["fingerprint"])
+    if path.is_file():
+        before = read_json(path)
+        spec = {**spec, "steps": sorted({*spec["steps"], *before.get("steps", [])})}
+        moment = ("planned_at", "code")
+        if {k: v for k, v in before.items() if k not in moment} == {k: v for k, v in spec.items() if k not in moment}:
+            return False
+    write_json(path, spec)
+    return True
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    record = read_json(path)
+    if not isinstance(record, dict) or record.get("schema") != MANIFEST_SCHEMA:
+        raise UserError(f"{path}: not a manifest of schema {MANIFEST_SCHEMA}")
+    return record
+
+
+def faults(artefact: Artefact, manifest: dict[str, Any], hashes: bool = False) -> list[str]:
+    """What is wrong with the files that a manifest names, one line each; empty when all is well."""
+    found = []
+    for entry in manifest["files"]:
+        path = artefact.root / entry["path"]
+        try:
+            size = path.stat().st_size
+        except OSError:
+            found.append(f"{path}: missing")
+            continue
+        if size != entry["size"]:
+            found.append(f"{path}: {size} bytes, expected {entry['size']}")
+        elif hashes and hash_file(path) != entry["blake3"]:
+            found.append(f"{path}: content differs from its hash")
+    return found
+
+
+def finished(artefact: Artefact) -> dict[str, Any] | None:
+    """The manifest of an artefact that is done and whose files are there with their sizes, from its undeclared truth."""
+    try:
+        manifest = read_manifest(artefact.done_path)
+    except UserError:
+        return None
+    return None if faults(artefact, manifest) else manifest
+
+
+def declare(artefact: Artefact) -> None:
+    """Make the declared manifest a hard link of the done file. Snakemake's deletions then cost nothing."""
+    path = artefact.manifest_path
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    os.link(artefact.done_path, temporary)
+    os.replace(temporary, path)
+
+
+def finish(artefact: Artefact, manifest: dict[str, Any]) -> None:
+    """Write the done file, last and atomically, then declare it."""
+    write_json(artefact.done_path, manifest)
+    declare(artefact)
+
+
+def withdraw(artefact: Artefact) -> None:
+    """Take back manifest and done file: the artefact is to be made again."""
+    artefact.manifest_path.unlink(missing_ok=True)
+    artefact.done_path.unlink(missing_ok=True)
+
+
+def manifest_of(artefact: Artefact, spec: dict[str, Any], files: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
+    """A manifest record (design §10) of `artefact`; `facts` are versions, hardware, started, ended, gpu_hours, …"""
+    return {
+        "schema": MANIFEST_SCHEMA,
+        "stage": spec["stage"],
+        "kind": spec["kind"],
+        "artefact": artefact.kind,
+        "fingerprint": spec["fingerprint"],
+        "step": artefact.step,
+        "semantic": spec["semantic"],
+        "revisions": spec["revisions"],
+        "defaults": spec["defaults"],
+        "parents": [{**p, "content": _content(Artefact(*(p[k] for k in _KEYS)))} for p in spec["parents"]],
+        "files": files,
+        "content": content_hash(files),
+        "origin": "built",
+        **facts,
+    }
+
+
+_KEYS = ("stage", "fingerprint", "kind", "step")
+
+
+def artefact_of(record: dict[str, Any]) -> Artefact:
+    """The artefact that a parent's record names."""
+    return Artefact(*(record[key] for key in _KEYS))
+
+
+def _content(artefact: Artefact) -> str | None:
+    try:
+        return read_manifest(artefact.done_path)["content"]
+    except UserError:
+        return None
+
+
+def stored() -> Iterator[Artefact]:
+    """Every artefact in the store that has a done file, in a stable order."""
+    if not STORE.is_dir():
+        return
+    for folder in sorted(STORE.iterdir()):
+        match = re.fullmatch(rf"({'|'.join(STAGES)})-([0-9a-f]{{16}})", folder.name)
+        if not match:
+            continue
+        stage, fingerprint = match.groups()
+        if stage != "train":
+            kind = {"model": "weights"}.get(stage, stage)
+            found = [Artefact(stage, fingerprint, kind)]
+        else:
+            steps = [("checkpoint", path) for path in folder.glob("manifests/done_*.json")]
+            steps += [("weights", path.parent) for path in folder.glob("exports/step_*/weights.done.json")]
+            found = sorted(
+                Artefact(stage, fingerprint, kind, int(re.search(r"_(\d+)(?:\.json)?$", path.name)[1]))
+                for kind, path in steps
+            )
+        yield from (artefact for artefact in found if artefact.done_path.is_file())

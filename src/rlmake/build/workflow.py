@@ -1,0 +1,216 @@
+"""What the Snakefile asks for. `attach(workflow)` gives the driver's view, or in a job (a Snakemake below a Snakemake)
+the store's: a job reads nothing but specifications, so an edit after the plan changes nothing.
+
+Snakemake tells a workflow its targets only after the Snakefile was read; `attach` hooks into that moment, to check the
+targets and to force what must be made again although it exists. Both end in one line per fault, never in a traceback.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlmake.build import failure, plan, publish, store
+from rlmake.build.names import OUTPUTS, Target
+from rlmake.build.registry import Registry
+from rlmake.build.store import Artefact
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import hash_bytes
+
+WORKING = ("logs", "configs")  # of a run directory, linked from the start of the work
+RULES = {"data": "data", "model": "model", "train": "train", "export": "train", "evaluate": "eval", "report": "report"}
+
+
+def attach(workflow: Any, config: dict[str, Any]) -> "Jobs":
+    """The build's view for this process; `config` is Snakemake's (`--config retry_failed=1`)."""
+    if not workflow.is_main_process:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the early signal is for the training, not for us above it
+        return Jobs(ancient=_ancient())
+    return _or_leave(lambda: Driver(workflow, str(config.get("retry_failed", "0")).lower() not in ("0", "false", "")))
+
+
+class Jobs:
+    """Inputs, threads and resources of jobs, from the specifications in the store."""
+
+    all: list[str] = []
+
+    def __init__(self, ancient: Callable[[str], Any]):
+        self._ancient = ancient  # identity is in the path: no time stamp ever counts
+
+    def about(self, stage: str, fingerprint: str) -> dict[str, Any]:
+        """`{parents, resources}` of a unit of work."""
+        return store.read_spec(stage, fingerprint)
+
+    def source(self, artefact: Artefact) -> Path:
+        return artefact.manifest_path
+
+    def parents(self, stage: str) -> Callable[[Any], list[Any]]:
+        """Input function of the rules that make a stage: the manifests of its parents."""
+
+        def inputs(wildcards: Any) -> list[Any]:
+            records = self.about(stage, wildcards.fp)["parents"]
+            return [self._input(store.artefact_of(record)) for record in records]
+
+        return inputs
+
+    def checkpoint(self, wildcards: Any) -> Any:
+        """Input function of an export."""
+        return self._input(Artefact("train", wildcards.fp, "checkpoint", int(wildcards.n)))
+
+    def _input(self, artefact: Artefact) -> Any:
+        return self._ancient(self.source(artefact).as_posix())
+
+    def threads(self, stage: str) -> Callable[[Any], int]:
+        return lambda wildcards: self.about(stage, wildcards.fp)["resources"]["threads"]
+
+    def resource(self, stage: str, name: str) -> Callable[[Any], Any]:
+        """A resource function, see `slurm_resources`."""
+        return lambda wildcards: slurm_resources(self.about(stage, wildcards.fp)["resources"])[name]
+
+    def published(self, kind: str) -> Callable[[Any], Any]:
+        raise UserError("links are made by the driver, never in a job")
+
+    link = published
+
+
+class Driver(Jobs):
+    """The process that plans: it reads every experiment file and knows the names."""
+
+    def __init__(self, workflow: Any, retry: bool):
+        super().__init__(_ancient())
+        self.workflow, self.retry = workflow, retry
+        self.registry = Registry.load()
+        self.all = plan.targets_of_all(self.registry)
+        self.needs = plan.Needs()
+        _when_settled(workflow, lambda settings: _or_leave(lambda: self._settle(settings)))
+
+    def _settle(self, settings: Any) -> None:
+        """Snakemake has said what is asked for: check it, and force what is stale."""
+        asked = [str(target) for target in settings.targets]
+        whole = not asked or "all" in asked
+        rules = {rule.name for rule in self.workflow.rules}
+        paths = [path for path in asked if path not in rules and not path.startswith(f"{store.STORE}/")]
+        self.needs = plan.needs(
+            self.registry, [*(self.all if whole else []), *paths], everything=whole, retry=self.retry
+        )
+        if whole:
+            self.all[:] = [target.path for target in self.needs.targets]
+        plan.say(self.needs)
+        settings.forcerun = {*settings.forcerun, *(path.as_posix() for path in self.needs.stale)}
+
+    def about(self, stage: str, fingerprint: str) -> dict[str, Any]:
+        work = self.registry.works.get((stage, fingerprint))
+        if work is None:  # an older identity, asked for by its path in the store
+            return super().about(stage, fingerprint)
+        return {"parents": work.parents, "resources": work.resources}
+
+    def source(self, artefact: Artefact) -> Path:
+        return self.needs.source(artefact)
+
+    def published(self, kind: str) -> Callable[[Any], Any]:
+        """Input function of a publishing rule: the manifest of the artefact that its link stands for."""
+        return lambda wildcards: self._input(self.registry.artefact(_target(kind, wildcards)))
+
+    def link(self, kind: str) -> Callable[[Any], str]:
+        """Parameter of a publishing rule: `<link> <destination>` as hex digits."""
+
+        def arguments(wildcards: Any) -> str:
+            target = _target(kind, wildcards)
+            artefact = self.registry.artefact(target)
+            return f"{publish.encode(target.path)} {publish.encode(artefact.path.as_posix())}"
+
+        return arguments
+
+    def start(self) -> None:
+        """Before the first job, never in a dry run: write the specifications, show where the work can be followed."""
+        moment = {"planned_at": _now(), "code": code_state()}
+        for job in self.workflow.dag.needrun_jobs():
+            stage = RULES.get(job.rule.name)
+            work = stage and self.registry.works.get((stage, job.wildcards.fp))
+            if work:
+                store.write_spec(self.registry.spec(work, sorted(self.needs.steps.get(work.fingerprint, ())), moment))
+                if self.retry and stage == "train":
+                    failure.forgive(work.artefact("checkpoint", 0).folder)
+        self.registry.cache.save()
+        for name in dict.fromkeys(target.run for target in self.needs.targets):
+            work = self.registry.work(name)
+            if work.stage == "train":
+                folder = work.artefact("checkpoint", 0).folder
+                for leaf in WORKING:
+                    (folder / leaf).mkdir(parents=True, exist_ok=True)
+                    publish.publish(Path(OUTPUTS) / name / leaf, folder / leaf)
+        if self.workflow.local_exec:
+            self.workflow.register_resource("local_gpus", len(list(Path("/dev").glob("nvidia[0-9]*"))))
+
+
+def slurm_resources(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Snakemake resources of a job. One rule for any number of nodes: the launcher calls srun itself, so the `mpi` key
+    keeps the job's step from pinning it to one node, and `tasks_per_gpu = 0` keeps the plugin from multiplying tasks.
+    """
+    nodes, gpus = wanted["nodes"], wanted["gpus"]
+    return {
+        "local_gpus": gpus,
+        "nodes": nodes,
+        "tasks": nodes,
+        "mpi": "srun" if nodes > 1 else "",
+        "tasks_per_gpu": 0,
+        "gres": f"gpu:{wanted['gpus_per_node']}" if gpus else "",
+    }
+
+
+def code_state() -> dict[str, Any]:
+    """`{commit, dirty}` of the project: the commit, and a hash over what differs from it (None: nothing, or no git)."""
+
+    def git(*arguments: str) -> bytes | None:
+        try:
+            done = subprocess.run(["git", *arguments], capture_output=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    commit, difference = git("rev-parse", "HEAD"), git("diff", "HEAD")
+    return {
+        "commit": commit.decode().strip() if commit else None,
+        "dirty": hash_bytes(difference)[:16] if difference else None,
+    }
+
+
+def _target(kind: str, wildcards: Any) -> Target:
+    step = int(wildcards.n) if "n" in wildcards.keys() else None
+    return Target(wildcards.run, kind, step, getattr(wildcards, "suite", None))
+
+
+def _ancient() -> Callable[[str], Any]:
+    from snakemake.io import ancient
+
+    return ancient
+
+
+def _when_settled(workflow: Any, then: Callable[[Any], None]) -> None:
+    """Call `then(settings)` when Snakemake sets `workflow.dag_settings`, which it does between reading the Snakefile
+    and building the graph (9.25 to 9.27)."""
+
+    class Watched(type(workflow)):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "dag_settings" and value is not None:
+                then(value)
+
+    workflow.__class__ = Watched
+
+
+def _or_leave(work: Callable[[], Any]) -> Any:
+    """Do `work`; a user's mistake becomes `error: …` lines and the end of this process."""
+    try:
+        return work()
+    except UserError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
