@@ -1,0 +1,83 @@
+"""`inference` and `trainer` by themselves: the command becomes the process, in the foreground, with no supervision."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rlmake.config import InferenceConfig, TrainerConfig, dump
+from rlmake.config.shared import default_output_dir
+from rlmake.core.errors import ConfigError, Fault
+from rlmake.core.rundir import ATTEMPT_CONFIGS, ATTEMPT_LOGS
+from rlmake.launch import rundir
+from rlmake.launch.attempt import Attempt, allocate, record
+from rlmake.launch.components import check_port
+from rlmake.launch.placement import DEFAULTS, INFERENCE_DEFAULTS, TRAINER_DEFAULTS, torchrun
+
+
+def inference(cfg: InferenceConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
+    """Become the inference server. With `output_dir` the attempt is recorded there, without it nothing is written."""
+    python = cfg.python or sys.executable
+    if cfg.dry_run:
+        name = cfg.run.dir or cfg.run.name or rundir.auto_name(["inference"], cfg.vllm.model)
+        folder = Path(cfg.output_dir or Path(default_output_dir()) / name)
+        _, config = _recorded("inference", cfg, folder, argv, files)
+        print(f"dry run: nothing was started; resolved configuration: {config.parent}")
+        return
+    check_port(cfg.server.host, cfg.server.port, "server.port")
+    marks: Mapping[str, str] = {}
+    if cfg.output_dir:
+        attempt, config = _recorded("inference", cfg, Path(cfg.output_dir), argv, files)
+        marks = _marks(attempt)
+    else:
+        config = _in_memory(cfg)
+    command = [python, "-m", "rlmake.inference.server", "@", str(config)]
+    _become(command, INFERENCE_DEFAULTS, cfg.env_vars, marks, threads=cfg.cpu_threads if cfg.device == "cpu" else None)
+
+
+def trainer(cfg: TrainerConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
+    """Become the RL trainer: a rank under torchrun, else torchrun over the visible GPUs (on a CPU: one rank)."""
+    if not cfg.output_dir:
+        raise ConfigError(Fault("is needed: the run directory that the orchestrator uses too", "output_dir"))
+    threads = cfg.cpu_threads if cfg.device == "cpu" else None
+    if "RANK" in os.environ:
+        config = _in_memory(cfg)
+        _become([sys.executable, "-m", "rlmake.trainer.rl", "@", str(config)], cfg.env_vars, threads=threads)
+    attempt, config = _recorded("trainer", cfg, Path(cfg.output_dir), argv, files)
+    visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",") if gpu.strip()]
+    ranks = 1 if cfg.device == "cpu" else max(1, len(visible))
+    command = torchrun(ranks, cfg.log.ranks_filter, attempt.log_dir, "rlmake.trainer.rl", config)
+    _become(command, TRAINER_DEFAULTS, cfg.env_vars, _marks(attempt), threads=threads)
+
+
+def _recorded(
+    entry: str, cfg: InferenceConfig | TrainerConfig, folder: Path, argv: Sequence[str], files: Sequence[Path]
+) -> tuple[Attempt, Path]:
+    """A new attempt of the run directory, with the command, its inputs and the resolved configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    attempt = allocate(folder)
+    record(attempt, entry, argv, files)
+    cfg = cfg.model_copy(update={"output_dir": str(folder.resolve())})
+    return attempt, attempt.write_resolved(entry, dump(cfg))
+
+
+def _in_memory(cfg: InferenceConfig | TrainerConfig) -> Path:
+    """The resolved configuration as a file without a place on disk, inherited by what this process becomes."""
+    descriptor = os.memfd_create("resolved.json", 0)
+    os.write(descriptor, json.dumps(dump(cfg)).encode())
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+def _marks(attempt: Attempt) -> dict[str, str]:
+    return {ATTEMPT_CONFIGS: str(attempt.config_dir), ATTEMPT_LOGS: str(attempt.log_dir)}
+
+
+def _become(command: list[str], *layers: Mapping[str, str], threads: int | None) -> NoReturn:
+    env = {**os.environ, **DEFAULTS}
+    for layer in layers:
+        env |= layer
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
+    os.execve(command[0], command, env)

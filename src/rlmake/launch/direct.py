@@ -1,0 +1,85 @@
+"""Runs started directly (`rl @ file.toml`), not by the build: name and directory, guard, --clean, --dry-run."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlmake.build import names
+from rlmake.config import EvalConfig, RLConfig, SFTConfig, dump
+from rlmake.core import log
+from rlmake.core.errors import ConfigError, Fault
+from rlmake.launch import evaluate, rundir, train
+
+DirectConfig = SFTConfig | RLConfig | EvalConfig
+
+
+def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
+    """Carry out `sft`, `rl` or `eval` as the command line asked. `argv`: the whole command."""
+    log.setup("launcher", cfg.log.level, cfg.log.json_logging)
+    name = cfg.run.name or rundir.auto_name(*subject(cfg))
+    run_dir = Path(cfg.output_dir) / (cfg.run.dir or name)
+    if cfg.dry_run:
+        _dry_run(kind, cfg, run_dir, argv, files)
+        return
+    check_built(cfg, files)
+    training = not isinstance(cfg, EvalConfig)
+    external = train.checkpoint_folder(cfg) if training else None
+    checkpoints = Path(external) if external else None
+    resume = train.asked_resume(cfg) if training else None
+    continues = resume is not None and resume.dir is None
+    if continues and not (cfg.run.name or cfg.run.dir):
+        raise ConfigError(Fault("needs the run to go on with: give its run.name", "resume"))
+    if cfg.clean:
+        rundir.clean(run_dir, Path(cfg.output_dir), checkpoints)
+    rundir.check_free(run_dir, checkpoints, resume=continues)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if training:
+        given = {"resume": resume, "fingerprint": None, "run_name": name}
+        train.run(kind, cfg, run_dir, argv=argv, files=files, **given)
+    else:
+        evaluate.run(cfg, None, run_dir, identity={"run": name}, argv=argv, files=files)
+
+
+def _dry_run(kind: str, cfg: DirectConfig, run_dir: Path, argv: Sequence[str], files: Sequence[Path]) -> None:
+    if isinstance(cfg, EvalConfig):
+        resolved = evaluate.dry_run(cfg, run_dir, argv=argv, files=files)
+    else:
+        resolved = train.dry_run(kind, cfg, run_dir, argv=argv, files=files)
+    print(f"dry run: nothing was started; resolved configuration: {resolved}")
+
+
+def subject(cfg: DirectConfig) -> tuple[list[str], str]:
+    """What a run is about, for its automatic name: environments or data set, and model."""
+    if isinstance(cfg, RLConfig):
+        return cfg.env_names, cfg.trainer.model.name
+    if isinstance(cfg, SFTConfig):
+        data = getattr(cfg.data, "name", None) or cfg.data.type
+        return [data.rstrip("/").rsplit("/", 1)[-1]], cfg.model.name
+    return [source.taskset_id for source in cfg.source], cfg.model or "model"
+
+
+def check_built(cfg: DirectConfig, files: Sequence[Path]) -> None:
+    """A value that is a build's target must be there: a direct run builds nothing. Raises `ConfigError`."""
+    where = str(files[0]) if len(files) == 1 else None
+    missing: dict[str, str] = {}  # value -> its shortest key: the one given at the root rather than where it went
+    for key, value in _strings(dump(cfg)):
+        if names.is_output(value) and not key.startswith(("run.", "output_dir")) and not Path(value).exists():
+            missing[value] = min(missing.get(value, key), key, key=lambda k: k.count("."))
+    text = "{} is not built yet; build it with: snakemake -c all {}"
+    if faults := [Fault(text.format(value, target_of(value)), key, where) for value, key in missing.items()]:
+        raise ConfigError(faults)
+
+
+def target_of(value: str) -> str:
+    """The target in a path below it: `outputs/x/data/train.jsonl` is a file of `outputs/x/data`."""
+    parts = value.split("/")
+    stop = next((i for i, part in enumerate(parts[1:], 1) if part in names.RESERVED), len(parts) - 1)
+    return "/".join(parts[: stop + 1]) if parts[stop] in ("data", "weights") else value
+
+
+def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _strings(item, f"{key}.{name}" if key else str(name))

@@ -1,0 +1,89 @@
+"""An evaluation on this host: engine, env servers and the evaluation itself, in a folder of its own."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from rlmake.config import EvalConfig
+from rlmake.config.shared import RunConfig
+from rlmake.core.rundir import RunContext
+from rlmake.launch import rundir
+from rlmake.launch.attempt import allocate, record
+from rlmake.launch.components import Components, check_port
+from rlmake.launch.placement import gpu_ids
+from rlmake.launch.progress import Display
+from rlmake.launch.supervise import Supervisor, kill_leftovers
+from rlmake.launch.train import open_attempt
+
+
+def run(
+    cfg: EvalConfig,
+    model: Path | None,
+    out: Path,
+    *,
+    identity: Mapping[str, Any],
+    argv: Sequence[str] = (),
+    files: Sequence[Path] = (),
+) -> None:
+    """Evaluate `model` (a directory; None: what `cfg.model` names) and leave the report in `out`.
+
+    The engine is started when the configuration has an `inference` table; without one `client.base_url` is asked.
+    `identity` goes into the report: suite, run, fingerprints and step. Raises as `train.run` does.
+    """
+    out = Path(out).resolve()
+    fingerprint, name = identity.get("suite_fingerprint"), str(identity.get("run") or out.name)
+    with rundir.Held(out):
+        kill_leftovers(out)
+        if cfg.inference is not None:
+            check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
+            gpu_ids(cfg.deployment.num_infer_gpus)
+        attempt, ctx = open_attempt("eval", out, argv, files, fingerprint, name)
+        sink = logger.add(ctx.log_dir / "launcher.log", level="DEBUG")
+        components, cfg = Components(ctx, attempt), resolve(cfg, model, ctx)
+        label = f"evaluation of {name}"
+        try:
+            logger.info(f"{label} starts, attempt {attempt.number}; logs: {ctx.log_dir}")
+            with Display(label, ctx.log_dir / "eval.log", 0, None, brief=fingerprint is not None) as display:
+                with Supervisor() as supervisor:
+                    _start(supervisor, components, cfg, identity)
+                    supervisor.wait(display.tick)
+        finally:
+            logger.remove(sink)
+
+
+def dry_run(cfg: EvalConfig, out: Path, *, argv: Sequence[str], files: Sequence[Path]) -> Path:
+    """Write what an evaluation would write and start nothing. Returns the folder of the resolved configurations."""
+    attempt = allocate(out)
+    record(attempt, "eval", argv, files)
+    ctx = RunContext(out.resolve(), "", out.name, attempt.number, None, attempt.config_dir, attempt.log_dir)
+    components, resolved = Components(ctx, attempt), resolve(cfg, None, ctx)
+    components.write("eval", resolved)
+    components.write_env_servers(resolved.source, resolved.seed, resolved.log, resolved.env_vars)
+    if resolved.inference is not None:
+        components.write("inference", resolved.inference)
+    return attempt.resolved
+
+
+def resolve(cfg: EvalConfig, model: Path | None, ctx: RunContext) -> EvalConfig:
+    """A copy that knows its folder and model, with the engine placed as the deployment says."""
+    cfg = cfg.model_copy(deep=True)
+    cfg.output_dir, cfg.run = str(ctx.run_dir), RunConfig(name=ctx.run_name, dir=cfg.run.dir)
+    if model is not None:
+        cfg.model = cfg.tokenizer.name = str(model)
+    if cfg.inference is not None:
+        cfg.inference.output_dir, cfg.inference.run = cfg.output_dir, cfg.run
+        cfg.inference.vllm.model = cfg.model or cfg.inference.vllm.model
+    return cfg
+
+
+def _start(supervisor: Supervisor, components: Components, cfg: EvalConfig, identity: Mapping[str, Any]) -> None:
+    address_file = None
+    if cfg.inference is not None:
+        address_file = components.start_inference(supervisor, cfg.inference, cfg.deployment.num_infer_gpus)
+    servers = components.write_env_servers(cfg.source, cfg.seed, cfg.log, cfg.env_vars)
+    components.start_env_servers(supervisor, servers)
+    if address_file is not None:
+        cfg.client.base_url = components.await_inference(supervisor, address_file)
+    components.start_evaluation(supervisor, cfg, identity)

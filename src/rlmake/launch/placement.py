@@ -1,0 +1,82 @@
+"""Placement on one host: which GPUs, how many threads, and the environment of each process."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlmake.core.errors import UserError
+from rlmake.core.rundir import ATTEMPT_CONFIGS, ATTEMPT_LOGS, FINGERPRINT, RUN_ID, RUN_NAME, RunContext
+
+DEFAULTS = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_NUM_THREADS": "1",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+}
+TRAINER_DEFAULTS = {
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}] ",
+}
+INFERENCE_DEFAULTS = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "4200",
+    "UCX_TLS": "all",
+}
+
+
+def gpu_ids(count: int, skip: int = 0) -> list[str]:
+    """`count` GPU ids behind the first `skip`, of those that are visible to the launcher ($CUDA_VISIBLE_DEVICES).
+
+    Inference takes the first ids and the trainer the next. The machine is not asked: without the variable all are
+    taken as visible. Raises `UserError` when the variable names too few.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(i) for i in range(skip, skip + count)]
+    ids = [part.strip() for part in visible.split(",") if part.strip()]
+    if count and len(ids) < skip + count:
+        raise UserError(f"deployment: {skip + count} GPUs are wanted, CUDA_VISIBLE_DEVICES={visible} shows {len(ids)}")
+    return ids[skip : skip + count]
+
+
+def environment(
+    ctx: RunContext,
+    *layers: Mapping[str, str],
+    gpus: list[str] | None = None,
+    threads: int | None = None,
+) -> dict[str, str]:
+    """The environment of a process: the launcher's own < defaults < `layers` in order < what the launcher must set.
+
+    `layers`: defaults of the component, then the configuration's env_vars. `gpus`: the ids it may see (none: none).
+    `threads`: of a process that computes on the CPU; its results depend on them, so nothing overrides them.
+    """
+    env = {**os.environ, **DEFAULTS}
+    for layer in layers:
+        env |= layer
+    env |= {
+        RUN_ID: ctx.run_id,
+        RUN_NAME: ctx.run_name,
+        "WANDB_RUN_ID": ctx.run_id,
+        ATTEMPT_CONFIGS: str(ctx.config_dir),
+        ATTEMPT_LOGS: str(ctx.log_dir),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus or []),
+    }
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
+    env.pop(FINGERPRINT, None)
+    if ctx.fingerprint:
+        env[FINGERPRINT] = ctx.fingerprint
+    return env
+
+
+def torchrun(ranks: int, shown: list[int], log_dir: Path, module: str, config: Path) -> list[str]:
+    """The command of a trainer: torchrun on a port of the system's choice, one log per rank, `shown` ranks on top."""
+    return [
+        *(sys.executable, "-m", "rlmake.launch.elastic", "--standalone", "--local-addr", "127.0.0.1"),
+        *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
+        *("--log-dir", str(log_dir / "trainer" / "torchrun"), "--redirects", "3", "--tee", "3"),
+        *("--local-ranks-filter", ",".join(map(str, shown))),
+        *("-m", module, "@", str(config)),
+    ]

@@ -1,0 +1,173 @@
+"""A training run on this host: `run` starts its processes, stays until they have ended and leaves nothing behind."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from loguru import logger
+
+from rlmake import checkpoint, monitors
+from rlmake.config import RLConfig, SFTConfig
+from rlmake.config.shared import ResumeConfig, RunConfig
+from rlmake.core.errors import UserError
+from rlmake.core.rundir import RunContext
+from rlmake.launch import rundir
+from rlmake.launch.attempt import Attempt, allocate, record
+from rlmake.launch.components import Components, check_port
+from rlmake.launch.placement import gpu_ids
+from rlmake.launch.progress import Display
+from rlmake.launch.resume import Resume, Start, link_checkpoints, starting_point
+from rlmake.launch.supervise import Supervisor, kill_leftovers
+
+Kind = Literal["sft", "rl"]
+TrainConfig = SFTConfig | RLConfig
+
+
+def run(
+    kind: Kind,
+    cfg: TrainConfig,
+    run_dir: Path,
+    *,
+    argv: Sequence[str],
+    files: Sequence[Path],
+    resume: Resume,
+    fingerprint: str | None,
+    run_name: str,
+) -> None:
+    """Train until `max_steps` in `run_dir`, with whatever a dead launcher left there cleared away first.
+
+    `argv`: the whole command, `files`: its configuration files, both recorded. `resume`: see `starting_point`.
+    `fingerprint`: of a run of the build; its processes' output is then shown briefly. Whether the directory may be
+    used at all is the caller's to check (`rundir.check_free`, or the build's lease).
+
+    Raises `RunFailed` when a process failed, `RunStopped` (exit code 75, or 128 + signal) when the run left before its
+    end in order, `RunDiverged` (76), and `UserError` when there is nothing to resume from or a port is in use.
+    """
+    run_dir = Path(run_dir).resolve()
+    with rundir.Held(run_dir):
+        kill_leftovers(run_dir)
+        link_checkpoints(run_dir, checkpoint_folder(cfg))
+        asked = asked_resume(cfg)
+        start = starting_point(run_dir, resume, asked.dir if asked else None)
+        if (last := max_steps(cfg)) is not None and start.step >= last:
+            if resume != "auto":
+                raise UserError(f"max_steps = {last}, and step {start.step} is trained already; raise it to go on")
+            logger.info(f"{run_name}: step {start.step} is trained already")
+            return
+        preflight(cfg)
+        attempt, ctx = open_attempt(kind, run_dir, argv, files, fingerprint, run_name)
+        sink = logger.add(ctx.log_dir / "launcher.log", level="DEBUG")
+        try:
+            checkpoint.prune_future(run_dir, start.own_step, explicit=start.explicit)
+            monitors.mark_attempt(ctx, start.step)
+            begins = f"continues behind step {start.step}" if start.step else "starts"
+            logger.info(f"{run_name} {begins}, attempt {attempt.number}; logs: {ctx.log_dir}")
+            components = Components(ctx, attempt)
+            main_log = ctx.log_dir / ("trainer.log" if kind == "sft" else "orchestrator.log")
+            with Display(run_name, main_log, start.step, last, brief=fingerprint is not None) as display:
+                with Supervisor() as supervisor:
+                    (_start_sft if kind == "sft" else _start_rl)(supervisor, components, resolve(cfg, ctx, start))
+                    supervisor.wait(display.tick)
+            logger.success(f"{run_name} ended at step {last}; {run_dir}")
+        finally:
+            logger.remove(sink)
+
+
+def dry_run(kind: Kind, cfg: TrainConfig, run_dir: Path, *, argv: Sequence[str], files: Sequence[Path]) -> Path:
+    """Write what a launch would write and start nothing. Returns the folder of the resolved configurations."""
+    attempt = allocate(run_dir)
+    record(attempt, kind, argv, files)
+    ctx = RunContext(run_dir.resolve(), "", run_dir.name, attempt.number, None, attempt.config_dir, attempt.log_dir)
+    components, resolved = Components(ctx, attempt), resolve(cfg, ctx, Start())
+    if isinstance(resolved, SFTConfig):
+        components.write("sft", resolved)
+    else:
+        components.write("trainer", resolved.trainer)
+        components.write("orchestrator", resolved.orchestrator)
+        _write_env_servers(components, resolved)
+        if resolved.inference is not None:
+            components.write("inference", resolved.inference)
+    return attempt.resolved
+
+
+def preflight(cfg: TrainConfig) -> None:
+    """What can be known to fail before anything is written: ports that are taken, GPUs that are not there."""
+    place = cfg.deployment
+    if isinstance(cfg, RLConfig):
+        if cfg.trainer.rollout_transport.type == "zmq":
+            check_port("127.0.0.1", cfg.trainer.rollout_transport.port, "rollout_transport.port")
+        if cfg.inference is not None:
+            check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
+        gpu_ids(place.num_train_gpus, skip=_inference_gpus(cfg))
+    else:
+        gpu_ids(place.num_train_gpus)
+
+
+def open_attempt(
+    kind: str, run_dir: Path, argv: Sequence[str], files: Sequence[Path], fingerprint: str | None, run_name: str
+) -> tuple[Attempt, RunContext]:
+    """Number this launch, record its command and inputs, and give its processes their context.
+
+    The run's id stays the same over all attempts: the fingerprint in a build, else what `run.json` says.
+    """
+    identity = fingerprint or rundir.run_id(run_dir, kind, run_name)
+    attempt = allocate(run_dir)
+    record(attempt, kind, argv, files)
+    ctx = RunContext(run_dir, identity, run_name, attempt.number, fingerprint, attempt.config_dir, attempt.log_dir)
+    return attempt, ctx
+
+
+def resolve(cfg: TrainConfig, ctx: RunContext, start: Start) -> TrainConfig:
+    """A copy in which every component knows the run directory, its name, and the checkpoint it begins behind."""
+    if isinstance(cfg, RLConfig):
+        cfg = cfg.placed(ctx.run_dir, ctx.run_name)
+        cfg.trainer.resume = cfg.orchestrator.resume = start.config()
+    else:
+        cfg = cfg.model_copy(deep=True)
+        cfg.output_dir, cfg.resume = str(ctx.run_dir), start.config()
+        cfg.run = RunConfig(name=ctx.run_name, dir=cfg.run.dir)
+    return cfg
+
+
+def max_steps(cfg: TrainConfig) -> int | None:
+    return cfg.trainer.max_steps if isinstance(cfg, RLConfig) else cfg.max_steps
+
+
+def asked_resume(cfg: TrainConfig) -> ResumeConfig | None:
+    """The `resume` table as the user gave it."""
+    return cfg.trainer.resume if isinstance(cfg, RLConfig) else cfg.resume
+
+
+def checkpoint_folder(cfg: TrainConfig) -> str | None:
+    """`ckpt.output_dir`."""
+    ckpt = cfg.trainer.ckpt if isinstance(cfg, RLConfig) else cfg.ckpt
+    return ckpt.output_dir if ckpt else None
+
+
+def _start_sft(supervisor: Supervisor, components: Components, cfg: SFTConfig) -> None:
+    place = cfg.deployment
+    components.start_trainer(supervisor, cfg, place.num_train_gpus, place.num_train_ranks, skip_gpus=0)
+
+
+def _start_rl(supervisor: Supervisor, components: Components, cfg: RLConfig) -> None:
+    """Inference, env servers and trainer load side by side; the orchestrator starts when inference has its address."""
+    place, orchestrator, address_file = cfg.deployment, cfg.orchestrator, None
+    if cfg.inference is not None:
+        address_file = components.start_inference(supervisor, cfg.inference, place.num_infer_gpus)
+    components.start_env_servers(supervisor, _write_env_servers(components, cfg))
+    skip = _inference_gpus(cfg)
+    components.start_trainer(supervisor, cfg.trainer, place.num_train_gpus, place.num_train_ranks, skip)
+    if address_file is not None:
+        orchestrator.model.client.base_url = components.await_inference(supervisor, address_file)
+    components.start_orchestrator(supervisor, orchestrator)
+
+
+def _inference_gpus(cfg: RLConfig) -> int:
+    """GPUs that the managed inference server takes, the first ones."""
+    return cfg.deployment.num_infer_gpus if cfg.inference is not None else 0
+
+
+def _write_env_servers(components: Components, cfg: RLConfig):
+    orchestrator = cfg.orchestrator
+    sources = [*orchestrator.train.source, *(orchestrator.eval.source if orchestrator.eval else [])]
+    return components.write_env_servers(sources, orchestrator.seed, orchestrator.log, orchestrator.env_vars)

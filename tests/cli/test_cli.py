@@ -1,0 +1,124 @@
+"""The console scripts: speed to the first error, --dry-run, one line per mistake."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+RL = """
+max_steps = 3
+[model]
+name = "some/model"
+[orchestrator]
+batch_size = 8
+renderer.name = "qwen3"
+[orchestrator.train]
+group_size = 4
+[[orchestrator.train.source]]
+name = "reverse-text"
+env.taskset.id = "reverse-text"
+[[orchestrator.train.source]]
+name = "elsewhere"
+env.taskset.id = "reverse-text"
+serve.address = "tcp://127.0.0.1:9"
+[inference]
+[deployment]
+num_train_gpus = 0
+num_infer_gpus = 0
+"""
+
+
+def call(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PRL_", "NEVER_CLEAN"))} | env
+    return subprocess.run([BIN / argv[0], *argv[1:]], cwd=cwd, env=environ, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "rl.toml").write_text(RL)
+    return tmp_path
+
+
+@pytest.mark.parametrize("argv", [["rl", "--help"], ["sft", "--help"], ["eval", "--help"], ["inference", "--help"]])
+def test_help_is_fast_and_needs_no_torch(project, argv):
+    code = (
+        "import sys, importlib.abc\n"
+        "class No(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, *_):\n"
+        "        assert name.partition('.')[0] not in ('torch', 'transformers', 'datasets', 'verifiers'), name\n"
+        "sys.meta_path.insert(0, No())\n"
+        f"sys.argv = {argv!r}\n"
+        f"from rlmake.cli.main import {argv[0]}; {argv[0]}()"
+    )
+    begun = time.process_time(), time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0 and "usage" in done.stdout.lower(), done.stderr
+    assert time.monotonic() - begun[1] < 4  # 0.6 s on an idle core; the tests share theirs
+
+
+@pytest.mark.parametrize(
+    ("argv", "lines"),
+    [
+        (["--max-stepz", "3"], ["max_stepz", "did you mean 'max_steps'"]),
+        (["--run.name", "a;touch PWNED"], ["run.name", "no safe name"]),
+        (["--run.name", "../x"], ["run.name"]),
+        (["--run.name=-x"], ["run.name"]),
+        (["--run.name", "naïve-🧪"], ["run.name"]),
+        (["--orchestrator.batch-size", "7"], ["batch_size", "7 is not a multiple of group_size = 4"]),
+        (["--model.name", "outputs/m/weights"], ["model.name", "snakemake -c all outputs/m/weights"]),
+        (["--resume"], ["resume: needs the run to go on with: give its run.name"]),
+        (["--resume", "--run.name", "r"], ["outputs/r/checkpoints: no complete checkpoint to resume from"]),
+        (["--resume.step", "3", "--run.name", "r"], ["outputs/r/checkpoints/step_3"]),
+    ],
+)
+def test_mistakes_are_one_line_each(project, argv, lines):
+    done = call("rl", "@", "rl.toml", *argv, cwd=project)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: "), done.stderr
+    assert all(text in done.stderr for text in lines), done.stderr
+    assert not (project / "PWNED").exists()
+
+
+def test_dry_run_writes_what_a_launch_would_and_starts_nothing(project):
+    done = call("rl", "@", "rl.toml", "--dry-run", "--run.name", "try", cwd=project, PRL_OUTPUT_DIR="out")
+    assert done.returncode == 0, done.stderr
+    attempt = project / "out" / "try" / "configs" / "latest"
+    assert (attempt / "command.txt").read_text() == "rl @ rl.toml --dry-run --run.name try\n"
+    assert (attempt / "rl.toml").read_text() == RL
+    resolved = {p.relative_to(attempt / "resolved").as_posix() for p in (attempt / "resolved").rglob("*.json")}
+    assert resolved == {"trainer.json", "orchestrator.json", "inference.json", "envs/train/reverse-text.json"}
+    trainer = json.loads((attempt / "resolved" / "trainer.json").read_text())
+    assert trainer["output_dir"] == str(project / "out" / "try") and trainer["max_steps"] == 3
+    assert not any((project / "out" / "try" / "logs").rglob("*.log"))
+    again = call("rl", "@", "rl.toml", "--dry-run", "--run.name", "try", cwd=project, PRL_OUTPUT_DIR="out")
+    assert again.returncode == 0 and os.readlink(project / "out/try/configs/latest") == "attempt_2"
+
+
+def test_a_used_directory_is_refused(project):
+    (project / "outputs" / "mine" / "logs" / "attempt_1").mkdir(parents=True)
+    (project / "outputs" / "mine" / "logs" / "attempt_1" / "trainer.log").write_text("x")
+    done = call("rl", "@", "rl.toml", "--run.name", "mine", cwd=project)
+    assert done.returncode == 2 and "already holds a run (logs)" in done.stderr
+    done = call("rl", "@", "rl.toml", "--run.name", "mine", "--clean", cwd=project, NEVER_CLEAN="1")
+    assert done.returncode == 2 and "NEVER_CLEAN" in done.stderr
+
+
+@pytest.mark.parametrize("argv", [["rl", "@", "rl.toml", "--inference.server.port"], ["inference", "--server.port"]])
+def test_a_configured_port_in_use_is_one_clear_line(project, argv):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = call(*argv, str(port), cwd=project)
+    assert done.returncode == 2 and not any(project.rglob("attempt_1")), (
+        "a launch that never began leaves the name free"
+    )
+    assert done.stderr.splitlines()[-1].endswith(
+        f"server.port: 127.0.0.1:{port} is already in use; choose another port, or 0 for any free one"
+    )

@@ -1,0 +1,174 @@
+"""Attempts, the used-run guard, --clean, the lock."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlmake.core.errors import RunFailed, UserError
+from rlmake.launch import rundir
+from rlmake.launch.attempt import allocate, record
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("PRL_ATTEMPT_CONFIG_DIR", "PRL_ATTEMPT_LOG_DIR", "NEVER_CLEAN", "PRL_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def make(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_attempt_is_one_more_than_any_folder_of_either_kind(tmp_path):
+    run = tmp_path / "run"
+    assert allocate(run).number == 1
+    (run / "logs" / "attempt_9").mkdir()
+    (run / "configs" / "attempt_10x").mkdir()
+    attempt = allocate(run)
+    assert attempt.number == 10
+    assert attempt.config_dir == run / "configs" / "attempt_10" and attempt.log_dir.is_dir()
+    for folder in ("configs", "logs"):
+        assert os.readlink(run / folder / "latest") == "attempt_10", "relative, so that the directory can be moved"
+
+
+def test_attempt_is_inherited_by_a_launcher_inside_a_launch(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    allocate(run)
+    monkeypatch.setenv("PRL_ATTEMPT_CONFIG_DIR", str(run / "configs" / "attempt_1"))
+    with pytest.raises(UserError, match="must be set together"):
+        allocate(run)
+    monkeypatch.setenv("PRL_ATTEMPT_LOG_DIR", str(run / "logs" / "attempt_1"))
+    assert allocate(run).number == 1
+    monkeypatch.setenv("PRL_ATTEMPT_LOG_DIR", str(run / "logs" / "attempt_2"))
+    with pytest.raises(UserError, match="end in one attempt_<n>"):
+        allocate(run)
+
+
+def test_command_replays_through_a_shell(tmp_path):
+    hostile = [
+        "it's",
+        "a;touch PWNED",
+        "$(touch P2)",
+        "naïve-🧪",
+        "-x",
+        "a{b}",
+        "two words",
+        'dq"',
+        "back\\slash",
+        "*",
+        "",
+    ]
+    attempt = allocate(tmp_path / "run dir")
+    show = [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))"]
+    record(attempt, "rl", [*show, *hostile], [])
+    command = (attempt.config_dir / "command.txt").read_text()
+    output = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert output.strip() == ascii(hostile)
+    assert shlex.split(command)[3:] == hostile
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run dir"], "no stray file"
+
+
+def test_inputs_are_kept_verbatim(tmp_path):
+    one, two = make(tmp_path / "a.toml", "x = 1  # why\n"), make(tmp_path / "b.toml", "y = 2\n")
+    attempt = allocate(tmp_path / "run")
+    record(attempt, "rl", ["rl"], [one])
+    assert (attempt.config_dir / "rl.toml").read_bytes() == one.read_bytes()
+    record(attempt, "rl", ["rl"], [one, two])
+    assert (attempt.config_dir / "rl.toml").read_text() == f"# @ {one}\nx = 1  # why\n\n# @ {two}\ny = 2\n"
+
+
+def test_guard(tmp_path):
+    run = tmp_path / "run"
+    rundir.check_free(run, None, resume=False)
+    allocate(run)
+    rundir.check_free(run, None, resume=False)  # what a dry run leaves does not count
+    make(run / "launcher" / "lock")
+    rundir.check_free(run, None, resume=False)
+    make(run / "logs" / "attempt_1" / "trainer.log")
+    with pytest.raises(UserError, match=r"already holds a run \(logs\); use --resume, --clean"):
+        rundir.check_free(run, None, resume=False)
+    rundir.check_free(run, None, resume=True)
+
+
+def test_guard_looks_at_an_external_checkpoint_folder(tmp_path):
+    external = make(tmp_path / "ckpt" / "step_3" / "COMPLETE").parent.parent
+    with pytest.raises(UserError, match=r"ckpt\.output_dir: .* is not empty"):
+        rundir.check_free(tmp_path / "run", external, resume=False)
+
+
+def test_guard_leaves_the_builds_folders_alone(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "logs").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="belongs to the build"):
+        rundir.check_free(run, None, resume=True)
+
+
+@pytest.fixture
+def used(tmp_path):
+    run = tmp_path / "outputs" / "run"
+    allocate(run)
+    rundir.run_id(run, "rl", "run")
+    make(run / "checkpoints" / "step_1" / "COMPLETE")
+    return run
+
+
+def test_clean_deletes_a_direct_run(used):
+    rundir.clean(used, used.parent)
+    assert rundir.used(used) is None and list(used.iterdir()) == []
+
+
+def test_clean_keeps_the_lock_of_a_launcher(used):
+    with rundir.Held(used), pytest.raises(RunFailed, match=f"in use by launcher pid {os.getpid()}"):
+        rundir.clean(used, used.parent)
+        rundir.Held(used)
+
+
+@pytest.mark.parametrize("case", ["never", "outside", "same", "link", "no marker", "inner link", "foreign checkpoints"])
+def test_clean_refuses(used, tmp_path, monkeypatch, case):
+    output, target, external = used.parent, used, None
+    if case == "never":
+        monkeypatch.setenv("NEVER_CLEAN", "1")
+    elif case == "outside":
+        output = make(tmp_path / "other" / "x").parent
+    elif case == "same":
+        output = used
+    elif case == "link":
+        target = used.parent / "alias"
+        target.symlink_to(used)
+    elif case == "no marker":
+        (used / "run.json").unlink()
+    elif case == "inner link":
+        (used / "weights").symlink_to(tmp_path)
+    else:
+        external = make(tmp_path / "mine" / "thesis.tex").parent
+    with pytest.raises(UserError, match="--clean: refused"):
+        rundir.clean(target, output, external)
+    assert (used / "checkpoints" / "step_1" / "COMPLETE").exists()
+
+
+def test_clean_takes_external_checkpoints_along(used, tmp_path):
+    external = make(tmp_path / "ckpt" / "step_3" / "COMPLETE").parent.parent
+    rundir.clean(used, used.parent, external)
+    assert not external.exists()
+
+
+def test_run_id_is_kept_over_attempts(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    first = rundir.run_id(run, "rl", "run")
+    monkeypatch.setenv("PRL_RUN_ID", "given")
+    assert rundir.run_id(run, "rl", "run") == first
+    assert rundir.run_id(tmp_path / "other", "rl", "other") == "given"
+
+
+def test_auto_name_is_a_safe_segment():
+    name = rundir.auto_name(["reverse-text", "Al/pha beta"], "org/Qwen3-0.6B")
+    assert name.startswith("reverse-text+al-pha-beta--qwen3-0.6b--") and len(name.rsplit("--")[-1]) == 8
+    assert rundir.auto_name([], "x").startswith("no-env--x--")
+    assert name != rundir.auto_name(["reverse-text", "Al/pha beta"], "org/Qwen3-0.6B")
