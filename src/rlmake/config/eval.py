@@ -1,12 +1,14 @@
 """Configuration of an evaluation. A suite file of the build is one without a model."""
 
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, model_validator
 
 from rlmake.config.deployment import EvalDeployment
-from rlmake.config.fields import Config, FieldClass, group, runtime, semantic
+from rlmake.config.fields import Config, FieldClass, dump, group, plain_copy, runtime, semantic
 from rlmake.config.inference import InferenceConfig
+from rlmake.config.names import auto_name
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig
 from rlmake.config.sampling import EvalSamplingConfig
@@ -22,19 +24,8 @@ from rlmake.config.shared import (
     default_output_dir,
 )
 from rlmake.config.sources import EvalSource, SelectConfig, inherit, name_faults
-
-
-class EvalCkptConfig(Config):
-    """How often finished groups are recorded."""
-
-    interval: int = runtime(1, "Finished groups between records.", ge=1)
-    keep_last: int | None = runtime(1, "Records to keep; all when None.", ge=1)
-
-
-class EvalResumeConfig(Config):
-    """Resuming an evaluation."""
-
-    skip_checks: bool = runtime(False, "Resume although the configuration differs.")
+from rlmake.config.spread import Spreader, as_int, get, is_null, put_device, put_server
+from rlmake.core.errors import Fault
 
 
 class EvalConfig(Config):
@@ -61,8 +52,6 @@ class EvalConfig(Config):
     client: ClientConfig = group(ClientConfig, "How to reach the server.")
     seed: int = semantic(0, "Seed of everything random.", ge=0)
     deterministic: bool | Literal["auto"] = semantic("auto", "Same configuration, same bytes; auto: on the CPU.")
-    ckpt: EvalCkptConfig = group(EvalCkptConfig, "Records for resuming.")
-    resume: EvalResumeConfig | None = runtime(None, "Resume.")
     log: ComponentLogConfig = group(ComponentLogConfig, "Logging.")
     monitors: MonitorsConfig = group(MonitorsConfig, "Monitors.")
     run: RunConfig = group(RunConfig, "Name and directory.")
@@ -72,11 +61,39 @@ class EvalConfig(Config):
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
     env_vars: EnvVars = runtime(dict, "Environment variables of all processes.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _spread(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = plain_copy(data)
+        if faults := cls.spread(data):
+            raise Refused([(fault.key or "", fault.message) for fault in faults])
+        return data
+
+    @classmethod
+    def spread(cls, data: dict[str, Any]) -> list[Fault]:
+        """Fill the inference server's raw table; the contradictions."""
+        spreader = Spreader(data)
+        managed = isinstance(data.get("inference"), dict)
+        if data.get("deterministic", "auto") == "auto":
+            infer_gpus = as_int(get(data, "deployment.num_infer_gpus"), 1)
+            given = get(data, "inference.deterministic", "auto")
+            data["deterministic"] = given if given != "auto" else managed and infer_gpus == 0
+        if managed:
+            model = next((data[key] for key in ("model", "m") if not is_null(data.get(key))), None)
+            if model is not None:
+                spreader.put("inference.vllm.model", model, "model")
+            data.setdefault("seed", get(data, "inference.seed", 0))
+            for key in ("seed", "deterministic", "env_vars"):
+                spreader.share(key, f"inference.{key}")
+            spreader.share("tokenizer.chat_template", "inference.vllm.chat_template")
+            put_device(spreader, "inference", "num_infer_gpus")
+            put_server(spreader, "client")
+        return spreader.faults
+
     @model_validator(mode="after")
     def _resolve(self):
-        on_cpu = self.inference is not None and self.deployment.num_infer_gpus == 0
-        if self.deterministic == "auto":
-            self.deterministic = on_cpu
         if not self.source:
             raise Refused(("source", "needs at least one source"))
         for source in self.source:
@@ -90,3 +107,24 @@ class EvalConfig(Config):
 
     def reclassified(self) -> dict[str, FieldClass]:
         return {"deployment.cpu_threads": "semantic"} if self.deterministic else {}
+
+    def with_model(self, model: str) -> "EvalConfig":
+        """A suite applied to a model: hub id, directory, or the name under which a server elsewhere knows it."""
+        data = dump(self)
+        data["model"] = model
+        data["tokenizer"]["name"] = data["tokenizer"]["name"] or model
+        if data["inference"] is not None:
+            del data["inference"]["vllm"]["model"]
+        return EvalConfig.model_validate(data)
+
+    def placed(self, run_dir: Path | str, name: str) -> "EvalConfig":
+        """A copy whose processes know the run: `output_dir` is the run directory, `run.name` its name."""
+        config = self.model_copy(deep=True)
+        for part in (config, config.inference):
+            if part is not None:
+                part.run, part.output_dir = RunConfig(name=name, dir=config.run.dir), str(run_dir)
+        return config
+
+    def auto_name(self, short_id: str) -> str:
+        """A name for an evaluation that was given none."""
+        return auto_name([source.taskset_id for source in self.source], self.model, short_id)

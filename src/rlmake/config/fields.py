@@ -6,12 +6,13 @@ done (`runtime`), or how far it goes (`horizon`: steps, checkpoint cadence and r
 schema, `semantic_part` takes from a configuration what belongs into a fingerprint.
 """
 
+import functools
 import types
 import typing
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_config import BaseConfig
 
@@ -22,7 +23,25 @@ CLASSES = typing.get_args(FieldClass)
 class Config(BaseConfig):
     """Base of every table: unknown keys are faults, numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _coerce_dict_str_values(cls, data: Any) -> Any:
+        """In place of the library's rule, which turns the texts of any table of texts into numbers, also a file's:
+        only the command line has untyped values, and they are typed where it is read."""
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_discriminator_types(cls, data: Any) -> Any:
+        """The library's rule (a table without `type` is the default variant), with those fields listed once."""
+        if isinstance(data, dict):
+            for name, kind in _default_types(cls):
+                value = data.get(name)
+                if isinstance(value, dict) and "type" not in value:
+                    value["type"] = kind
+        return data
 
     def reclassified(self) -> dict[str, FieldClass]:
         """Fields (dotted, relative to this table) whose class depends on the values of this configuration."""
@@ -32,6 +51,24 @@ class Config(BaseConfig):
     """Name of the entry point whose root this class is; None for a table inside another."""
     undumped: ClassVar[tuple[str, ...]] = ()
     """Shared keys that `dump` leaves out: what they said stands in the tables that they filled."""
+
+
+@functools.cache
+def _default_types(cls: type[BaseModel]) -> tuple[tuple[str, str], ...]:
+    """`(field, type)` of the fields that are unions told apart by `type`, with the default's type."""
+    defaults = ((name, info.default) for name, info in cls.model_fields.items())
+    return tuple(
+        (name, value.type) for name, value in defaults if isinstance(value, BaseModel) and hasattr(value, "type")
+    )
+
+
+def plain_copy(value: Any) -> Any:
+    """A deep copy of nested dictionaries and lists; much faster than `copy.deepcopy`."""
+    if isinstance(value, dict):
+        return {key: plain_copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain_copy(item) for item in value]
+    return value
 
 
 def _declare(kind: str, default: Any, doc: str, extra: dict[str, Any]) -> Any:
@@ -151,12 +188,18 @@ def _select(config: BaseModel, wanted: set[str], overrides: dict[str, str], pref
     for name, info in type(config).model_fields.items():
         key, value = f"{prefix}{name}", getattr(config, name)
         kind = overrides.get(key) or field_class(info)
-        if is_shared(info) or (kind is not None and kind not in wanted):
+        counted = kind is None or kind in wanted or (isinstance(value, BaseModel) and _below(key, wanted, overrides))
+        if is_shared(info) or not counted:
             continue
         picked = _pick(value, wanted, overrides, f"{key}.")
         if picked is not None or kind is not None:
             out[name] = picked
     return out or None
+
+
+def _below(key: str, wanted: set[str], overrides: dict[str, str]) -> bool:
+    """Whether a field below `key` was reclassified to count, although the table itself does not."""
+    return any(kind in wanted and name.startswith(f"{key}.") for name, kind in overrides.items())
 
 
 def _pick(value: Any, wanted: set[str], overrides: dict[str, str], prefix: str) -> Any:

@@ -4,7 +4,6 @@ Layers are merged from left to right: tables key by key, everything else (lists 
 TOML. `[experiment]` belongs to the build; its `extends` names files to compose below the file, relative to it.
 """
 
-import copy
 import functools
 import json
 import re
@@ -13,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rlmake.config.fields import plain_copy
 from rlmake.core.errors import ConfigError, Fault
 
 COMMAND_LINE = "command line"
@@ -37,7 +37,7 @@ class Composed(dict):
         return below.pop() if len(below) == 1 else None
 
     def copy(self) -> "Composed":
-        return Composed(copy.deepcopy(dict(self)), self.origins)
+        return Composed(plain_copy(dict(self)), self.origins)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -78,7 +78,7 @@ def read_file(path: Path | str) -> dict[str, Any]:
         raise ConfigError(Fault("no such file", file=name)) from None
     if not Path(name).is_file():
         raise ConfigError(Fault("is not a file", file=name))
-    return copy.deepcopy(_read(name, (stat.st_mtime_ns, stat.st_size)))
+    return plain_copy(_read(name, (stat.st_mtime_ns, stat.st_size)))
 
 
 def _is_null(value: Any) -> bool:
@@ -125,7 +125,7 @@ def _merge(base, node, layer, file, path, origins, faults) -> None:
             continue
         for known in [known for known in base.origins if known[: len(here)] == here]:
             del base.origins[known]
-        node[key] = copy.deepcopy(value)
+        node[key] = plain_copy(value)
         base.origins[here] = source
 
 

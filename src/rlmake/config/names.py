@@ -24,3 +24,11 @@ def fault_of_path(path: str | None) -> str | None:
         if fault := fault_of_segment(segment):
             return fault
     return None
+
+
+def auto_name(first: list[str], model: str | None, short_id: str) -> str:
+    """A readable run name: environments (or the data set), the model's own name, and a short id."""
+    parts = [part for part in (model or "model").split("/") if part]
+    leaf = parts[-2] if len(parts) > 1 and parts[-1].startswith(("weights", "adapter", "step_")) else parts[-1]
+    name = "--".join(("+".join(first) or "no-env", leaf, short_id)).lower()
+    return re.sub(r"[^a-z0-9._+=,@-]", "-", name)

@@ -7,7 +7,7 @@ from pydantic import model_validator
 from rlmake.config.algo import Algo, GRPOConfig
 from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
 from rlmake.config.refused import Refused
-from rlmake.config.renderer import RendererConfig
+from rlmake.config.renderer import RendererConfig, resolve_auto
 from rlmake.config.sampling import EvalSamplingConfig, TrainSamplingConfig
 from rlmake.config.shared import (
     ClientConfig,
@@ -25,7 +25,7 @@ from rlmake.config.shared import (
     WeightBroadcast,
     check_env_vars,
 )
-from rlmake.config.sources import EvalSource, SelectConfig, TrainSource, inherit, name_faults
+from rlmake.config.sources import OnlineEvalSource, SelectConfig, TrainSource, inherit, name_faults
 
 DEFAULT_BATCH_SIZE = 128
 
@@ -63,7 +63,7 @@ class TrainConfig(Config):
 class OnlineEvalConfig(Config):
     """Evaluations while the run goes on."""
 
-    source: list[EvalSource] = semantic(list, "Environments to evaluate on.")
+    source: list[OnlineEvalSource] = semantic(list, "Environments to evaluate on.")
     sampling: EvalSamplingConfig = semantic(EvalSamplingConfig, "Sampling.", shared=True)
     select: SelectConfig = semantic(SelectConfig, "Which tasks of each source.", shared=True)
     group_size: int = semantic(1, "Episodes per task.", ge=1, shared=True)
@@ -126,7 +126,15 @@ class OrchestratorConfig(Config):
         if self.batch_size is None and self.token_batch_size is None:
             self.batch_size = DEFAULT_BATCH_SIZE
         check_env_vars(self.env_vars)
-        if faults := self._faults():
+        faults = self._faults()
+        name = resolve_auto(self.renderer, self.tokenizer.name)
+        if name is None:
+            faults.append(
+                ("renderer.name", f"'auto' knows hub ids only, not '{self.tokenizer.name}': name the renderer")
+            )
+        else:
+            self.renderer.name = name
+        if faults:
             raise Refused(faults)
         return self
 

@@ -1,20 +1,18 @@
 """From raw dictionaries and command lines to validated configurations; all faults at once, one line each."""
 
-import contextlib
-import copy
-import io
 import json
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_config import ConfigFileError, cli
 
 from rlmake.config import unbuilt
+from rlmake.config.describe import help_text
 from rlmake.config.experiment import check_direct
 from rlmake.config.faults import of_validation, placed
-from rlmake.config.fields import Config, dump
+from rlmake.config.fields import Config, dump, element_tables, plain_copy, tables
 from rlmake.config.layers import COMMAND_LINE, Composed, load_layer, nest, overlay
 from rlmake.core.errors import ConfigError, Fault
 from rlmake.core.jsonio import read_json
@@ -25,14 +23,14 @@ C = TypeVar("C", bound=Config)
 def parse(cls: type[C], raw: dict[str, Any], file: Path | str | None = None) -> C:
     """Validate a raw configuration. Raises `ConfigError` with every fault; `file` is named where the raw
     configuration does not remember a file itself."""
-    data = copy.deepcopy(dict(raw))
+    data = plain_copy(dict(raw))
     faults = unbuilt.faults(cls.entry, data, remove=True)
     spread = getattr(cls, "spread", None)
     if spread is not None:
         faults += spread(data)
     config = None
     try:
-        config = cls.model_validate(copy.deepcopy(data))
+        config = cls.model_validate(plain_copy(data))
     except ValidationError as error:
         faults += of_validation(error, cls, data)
     if config is not None and not faults:
@@ -57,14 +55,15 @@ def parse_argv(cls: type[C], argv: list[str], prog: str | None = None) -> tuple[
     """
     flags, layers = _split_files(argv)
     if "-h" in flags or "--help" in flags:
-        _flags(cls, ["--help"], prog)
+        sys.stdout.write(help_text(cls, prog or cls.entry or "rlmake"))
+        sys.exit(0)
     raw, files = Composed(), []
     for prefix, file in layers:
         layer, experiment = load_layer(file)
         check_direct(experiment, cls.entry, file)
         overlay(raw, _prefixed(layer, prefix), str(file))
         files.append(Path(file))
-    overlay(raw, _flags(cls, flags, prog), COMMAND_LINE)
+    overlay(raw, _flags(cls, flags), COMMAND_LINE)
     return parse(cls, raw, files[0] if len(files) == 1 else COMMAND_LINE), files
 
 
@@ -99,7 +98,7 @@ class _Captured(Exception):
         self.data = data
 
 
-def _flags(cls: type[Config], flags: list[str], prog: str | None) -> dict[str, Any]:
+def _flags(cls: type[Config], flags: list[str]) -> dict[str, Any]:
     """The overrides that the flags spell, by the rules of prime-pydantic-config."""
 
     class Schema:
@@ -114,12 +113,42 @@ def _flags(cls: type[Config], flags: list[str], prog: str | None) -> dict[str, A
     if not flags:
         return {}
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            cli(Schema, args=list(flags), prog=prog or cls.entry or "rlmake", description=(cls.__doc__ or "").strip())
+        cli(Schema, args=list(flags))
     except _Captured as captured:
-        return captured.data
+        return _typed(cls, captured.data)
     except ConfigFileError as error:
         raise ConfigError(Fault(" ".join(error.message.split()), file=COMMAND_LINE)) from None
     except json.JSONDecodeError as error:
         raise ConfigError(Fault(f"not readable as JSON: {error.doc!r}: {error.msg}", file=COMMAND_LINE)) from None
-    sys.exit(0)
+    raise AssertionError("cli() validates the schema that it is given")
+
+
+def _typed(table: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
+    """Values below free tables (`kwargs`, `env`, …) have no field to tell their type: they are read as JSON."""
+    for key, value in data.items():
+        info = table.model_fields.get(key)
+        if info is None or not isinstance(value, dict):
+            continue
+        inner, elements = tables(info.annotation), element_tables(info.annotation)
+        if inner:
+            for one in inner:
+                _typed(one, value)
+        elif elements:
+            for item in value.values():
+                for one in elements:
+                    if isinstance(item, dict):
+                        _typed(one, item)
+        elif "Any" in str(info.annotation):
+            data[key] = _literal(value)
+    return data
+
+
+def _literal(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, str):
+        try:
+            return json.loads(value.lower() if value in ("True", "False") else value)
+        except ValueError:
+            return value
+    return value

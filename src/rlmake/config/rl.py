@@ -1,14 +1,14 @@
 """Configuration of an RL run: trainer, orchestrator and inference server, and the keys they share."""
 
-import copy
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
 from rlmake.config.deployment import Deployment, SingleNode
-from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
+from rlmake.config.fields import Config, FieldClass, group, horizon, plain_copy, runtime, semantic
 from rlmake.config.inference import InferenceConfig
+from rlmake.config.names import auto_name
 from rlmake.config.orchestrator import OrchestratorConfig
 from rlmake.config.refused import Refused
 from rlmake.config.rl_checks import rl_faults
@@ -26,7 +26,7 @@ from rlmake.config.shared import (
     check_env_vars,
     default_output_dir,
 )
-from rlmake.config.spread import ABSENT, Spreader, as_int, get, is_null
+from rlmake.config.spread import ABSENT, Spreader, as_int, get, is_null, put_device, put_server
 from rlmake.config.trainer import TrainerConfig
 from rlmake.config.unbuilt import is_built
 from rlmake.core.errors import Fault
@@ -94,7 +94,7 @@ class RLConfig(Config):
     def _spread(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        data = copy.deepcopy(data)
+        data = plain_copy(data)
         if faults := cls.spread(data):
             raise Refused([(fault.key or "", fault.message) for fault in faults])
         return data
@@ -131,7 +131,10 @@ class RLConfig(Config):
             spreader.put("trainer.ckpt", ckpt, "ckpt")
             kept = {k: v for k, v in ckpt.items() if k != "output_dir"} if isinstance(ckpt, dict) else ckpt
             spreader.put("orchestrator.ckpt", kept, "ckpt")
-        _place(spreader, managed)
+        put_device(spreader, "trainer", "num_train_gpus")
+        if managed:
+            put_device(spreader, "inference", "num_infer_gpus")
+            put_server(spreader, "orchestrator.model.client")
         return spreader.faults
 
     @model_validator(mode="after")
@@ -174,9 +177,9 @@ class RLConfig(Config):
                 part.output_dir = str(run_dir)
         return config
 
-    @property
-    def env_names(self) -> list[str]:
-        return [source.taskset_id for source in self.orchestrator.train.source]
+    def auto_name(self, short_id: str) -> str:
+        """A name for a run that was given none."""
+        return auto_name([source.taskset_id for source in self.orchestrator.train.source], self.model.name, short_id)
 
 
 def _defaults(data: dict[str, Any], managed: bool) -> None:
@@ -198,32 +201,3 @@ def _defaults(data: dict[str, Any], managed: bool) -> None:
         data["weight_broadcast"] = {"type": "nccl" if nccl else "filesystem"}
     if all(get(data, f"{part}.rollout_transport") is ABSENT for part in parts) and "rollout_transport" not in data:
         data["rollout_transport"] = {"type": "zmq" if train_gpus else "filesystem"}
-    _address(data, managed)
-
-
-def _address(data: dict[str, Any], managed: bool) -> None:
-    """A managed server without a given port takes one from the system and publishes it in the run directory."""
-    if not managed:
-        return
-    port = get(data, "inference.server.port")
-    client = Spreader(data)
-    if get(data, "orchestrator.model.client.base_url") is ABSENT:
-        number = 0 if port is ABSENT else as_int(port, 8000)
-        client.put("inference.server.port", number, "inference.server.port")
-        url = f"http://localhost:{number}/v1" if number else None
-        client.put("orchestrator.model.client.base_url", url, "inference.server.port")
-
-
-def _place(spreader: Spreader, managed: bool) -> None:
-    """Devices and threads from the deployment."""
-    place = get(spreader.data, "deployment", {})
-    if not isinstance(place, dict):
-        return
-    cpu = {name: as_int(place.get(f"num_{name}_gpus", 1), 1) == 0 for name in ("train", "infer")}
-    if place.get("type", "single_node") != "single_node":
-        cpu = dict.fromkeys(cpu, False)
-    for part, on_cpu in (("trainer", cpu["train"]), *((("inference", cpu["infer"]),) if managed else ())):
-        key = "num_train_gpus" if part == "trainer" else "num_infer_gpus"
-        spreader.put(f"{part}.device", "cpu" if on_cpu else "cuda", f"deployment.{key}: device")
-        if "cpu_threads" in place:
-            spreader.put(f"{part}.cpu_threads", place["cpu_threads"], "deployment.cpu_threads")

@@ -1,17 +1,21 @@
 """Configuration of supervised fine-tuning."""
 
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from rlmake.config.deployment import CpuThreads, MultiNode
-from rlmake.config.fields import Config, FieldClass, group, runtime, semantic
+from rlmake.config.fields import Config, FieldClass, group, plain_copy, runtime, semantic
 from rlmake.config.inference import InferenceConfig
+from rlmake.config.names import auto_name
 from rlmake.config.orchestrator import OnlineEvalConfig
 from rlmake.config.refused import Refused
-from rlmake.config.renderer import RendererConfig
-from rlmake.config.shared import HeartbeatConfig, SlurmConfig, WeightBroadcast, default_output_dir
+from rlmake.config.renderer import RendererConfig, resolve_auto
+from rlmake.config.shared import HeartbeatConfig, RunConfig, SlurmConfig, WeightBroadcast, default_output_dir
+from rlmake.config.spread import Spreader, get, put_device
 from rlmake.config.trainer import CUT_OF_WORK, TrainerCommon
+from rlmake.core.errors import Fault
 
 
 class LossMask(Config):
@@ -124,42 +128,39 @@ class SFTConfig(TrainerCommon):
 
     @model_validator(mode="before")
     @classmethod
-    def _device(cls, data):
-        """The device follows from the deployment, before anything is resolved by it."""
-        if isinstance(data, dict) and "device" not in data:
-            deployment = data.get("deployment")
-            given = deployment if isinstance(deployment, dict) else {}
-            data = {**data, "device": "cpu" if given.get("num_train_gpus", 1) in (0, "0") else "cuda"}
-            if "cpu_threads" not in data and isinstance(given.get("cpu_threads"), int | str):
-                data["cpu_threads"] = given["cpu_threads"]
+    def _spread(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = plain_copy(data)
+        if faults := cls.spread(data):
+            raise Refused([(fault.key or "", fault.message) for fault in faults])
         return data
+
+    @classmethod
+    def spread(cls, data: dict[str, Any]) -> list[Fault]:
+        """Device and threads follow from the deployment, the model's row length from the data; the contradictions."""
+        spreader = Spreader(data)
+        put_device(spreader, "", "num_train_gpus")
+        spreader.put(
+            "model.seq_len", get(data, "data.seq_len", SFTDataConfig.model_fields["seq_len"].default), "data.seq_len"
+        )
+        return spreader.faults
 
     @model_validator(mode="after")
     def _resolve(self):
         self.settle(rl=False)
         if self.deterministic == "auto":
             self.deterministic = self.device == "cpu"
-        self.model.seq_len = self.data.seq_len
         if faults := self._faults():
             raise Refused(faults)
         return self
 
     def _faults(self) -> list[tuple[str, str]]:
-        from rlmake.config.renderer import resolve_auto
-
         data, place, faults = self.data, self.deployment, []
         single = place.type == "single_node"
         if single:
             on_cpu = place.num_train_gpus == 0
-            if (self.device == "cpu") != on_cpu:
-                faults.append(
-                    ("device", f"'{self.device}' contradicts deployment.num_train_gpus = {place.num_train_gpus}")
-                )
             ranks = place.num_train_ranks if on_cpu else place.num_train_gpus
-            if self.cpu_threads != place.cpu_threads:
-                faults.append(
-                    ("cpu_threads", f"{self.cpu_threads} contradicts deployment.cpu_threads = {place.cpu_threads}")
-                )
             total = place.num_train_gpus + (place.num_infer_gpus if self.inference else 0)
             if total > place.gpus_per_node:
                 faults.append(
@@ -178,14 +179,16 @@ class SFTConfig(TrainerCommon):
             faults.append(("data.seq_len", f"{data.seq_len} is not a multiple of model.cp = {self.model.cp}"))
         if self.model.cp > 1 and data.micro_batch_size > 1:
             faults.append(("data.micro_batch_size", "must be 1 with model.cp above 1"))
-        if data.type == "sft":
-            name = resolve_auto(self.renderer, self.model.name)
+        if data.type == "sft":  # fake rows need no renderer
+            name = resolve_auto(self.renderer, self.tokenizer.name)
             if name is None:
                 faults.append(
-                    ("renderer.name", f"'auto' knows hub ids only, not '{self.model.name}': name the renderer")
+                    ("renderer.name", f"'auto' knows hub ids only, not '{self.tokenizer.name}': name the renderer")
                 )
             elif name == "default":
                 faults.append(("renderer.name", "'default' cannot tell which tokens to train: name another renderer"))
+            else:
+                self.renderer.name = name
         if self.inference is not None and self.eval is None:
             faults.append(("inference", "needs [eval]"))
         return faults
@@ -198,3 +201,16 @@ class SFTConfig(TrainerCommon):
             if self.device == "cpu":
                 fields["deployment.num_train_ranks"] = "semantic"
         return fields
+
+    def placed(self, run_dir: Path | str, name: str) -> "SFTConfig":
+        """A copy whose processes know the run: `output_dir` is the run directory, `run.name` its name."""
+        config = self.model_copy(deep=True)
+        for part in (config, config.inference):
+            if part is not None:
+                part.run, part.output_dir = RunConfig(name=name, dir=config.run.dir), str(run_dir)
+        return config
+
+    def auto_name(self, short_id: str) -> str:
+        """A name for a run that was given none."""
+        name = self.data.name if self.data.type == "sft" else "fake"
+        return auto_name([name.rstrip("/").rpartition("/")[2]], self.model.name, short_id)

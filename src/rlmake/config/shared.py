@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rlmake.config.fields import Config, group, horizon, runtime, semantic
+from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
 from rlmake.config.refused import Refused
 
 LogLevel = Literal["trace", "debug", "info", "success", "warning", "error", "critical"]
@@ -79,10 +79,10 @@ class CkptConfig(Config):
 class TrainerCkptConfig(CkptConfig):
     """The trainer's half of a checkpoint."""
 
-    skip_progress: bool = semantic(False, "On resume, do not load progress.")
-    skip_scheduler: bool = semantic(False, "On resume, do not load the scheduler.")
-    skip_dataloader: bool = semantic(False, "On resume, do not load the data loader.")
-    skip_optimizer: bool = semantic(False, "On resume, do not load the optimizer.")
+    skip_progress: bool = runtime(False, "On resume, do not load progress.")
+    skip_scheduler: bool = runtime(False, "On resume, do not load the scheduler.")
+    skip_dataloader: bool = runtime(False, "On resume, do not load the data loader.")
+    skip_optimizer: bool = runtime(False, "On resume, do not load the optimizer.")
 
 
 class OrchestratorCkptConfig(Config):
@@ -92,7 +92,7 @@ class OrchestratorCkptConfig(Config):
     keep_last: int | None = horizon(None, "How many of the newest to keep; all when absent.", ge=1)
     keep_interval: int | None = horizon(None, "Keep every checkpoint at a multiple of this step for good.", ge=1)
     wait_for_weights_timeout: int | None = runtime(None, "Seconds to wait for weights on resume; 1200 when absent.")
-    skip_progress: bool = semantic(False, "On resume, do not load totals and data state.")
+    skip_progress: bool = runtime(False, "On resume, do not load totals and data state.")
 
 
 class ResumeConfig(Config):
@@ -110,6 +110,10 @@ class ResumeConfig(Config):
             if prefix != "step" or not number.isdigit() or int(number) < 1:
                 raise Refused([("dir", f"must end in step_<n>, not '{self.dir}'")])
         return self
+
+    def reclassified(self) -> dict[str, FieldClass]:
+        """A fork starts from other weights; resuming the run itself changes nothing."""
+        return {"dir": "semantic"} if self.dir is not None else {}
 
 
 class FileMonitorConfig(Config):

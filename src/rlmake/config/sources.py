@@ -74,6 +74,11 @@ class EvalSource(_Source):
     sampling: EvalSamplingConfig | None = semantic(None, "Sampling of this source.")
     group_size: int | None = semantic(None, "Episodes per task of this source.", ge=1)
     select: SelectConfig | None = semantic(None, "Tasks of this source.")
+
+
+class OnlineEvalSource(EvalSource):
+    """One environment to evaluate on while a run goes on."""
+
     interval: int | None = semantic(None, "Steps between evaluations of this source.", ge=1)
 
 

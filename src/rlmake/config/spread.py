@@ -94,3 +94,29 @@ class Spreader:
                 child = node[part] = {}
             node = child
         node[last] = value
+
+
+def put_server(spreader: Spreader, client: str) -> None:
+    """Port and URL of a managed server: one that was given no port takes one from the system (port 0) and publishes
+    its address in the run directory, so that `<client>.base_url` is None until the launcher knows it."""
+    data = spreader.data
+    port = get(data, "inference.server.port")
+    if get(data, f"{client}.base_url") is ABSENT:
+        number = 0 if port is ABSENT else as_int(port, 8000)
+        if port is ABSENT:
+            spreader.put("inference.server.port", number, "inference.server.port")
+        url = f"http://localhost:{number}/v1" if number else None
+        spreader.put(f"{client}.base_url", url, "inference.server.port")
+
+
+def put_device(spreader: Spreader, part: str, gpus_key: str, default: int = 1) -> None:
+    """Device and threads of the process `part` ("" for the root itself) from the deployment."""
+    place = get(spreader.data, "deployment", {})
+    if not isinstance(place, dict):
+        return
+    prefix = f"{part}." if part else ""
+    single = place.get("type", "single_node") == "single_node"
+    on_cpu = single and as_int(place.get(gpus_key, default), default) == 0
+    spreader.put(f"{prefix}device", "cpu" if on_cpu else "cuda", f"(deployment.{gpus_key}) device")
+    if "cpu_threads" in place:
+        spreader.put(f"{prefix}cpu_threads", place["cpu_threads"], "deployment.cpu_threads")

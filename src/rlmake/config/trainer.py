@@ -164,7 +164,12 @@ class TrainerCommon(Config):
             self.model.freeze_moe_router = rl
 
     def horizon_classes(self) -> dict[str, FieldClass]:
-        return {"max_steps": "semantic"} if depends_on_max_steps(self.scheduler) else {}
+        """`max_steps` counts where the schedule depends on it, and what a fork leaves unread counts too."""
+        fields: dict[str, FieldClass] = {"max_steps": "semantic"} if depends_on_max_steps(self.scheduler) else {}
+        if self.ckpt is not None and self.resume is not None and self.resume.dir is not None:
+            skips = (name for name in TrainerCkptConfig.model_fields if name.startswith("skip_"))
+            fields |= {f"ckpt.{name}": "semantic" for name in skips}
+        return fields
 
 
 class TrainerConfig(TrainerCommon):

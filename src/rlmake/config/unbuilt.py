@@ -71,16 +71,25 @@ UNBUILT = [
     Unbuilt("sft:weight_broadcast", "evaluation during SFT is not built yet"),
     Unbuilt("sft:data.type", "made-up rows are not built yet", refuse=("fake",)),
     Unbuilt("eval:resume", "resuming an evaluation is not built yet"),
+    Unbuilt("eval:ckpt", "resuming an evaluation is not built yet"),
 ]
 
 
-def _matching(entry: str | None, path: str) -> Iterator[Unbuilt]:
+def _indexed() -> dict[str, list[tuple[str, str, Unbuilt]]]:
+    """`{last part of the key: [(entry or "", key, item)]}`."""
+    index: dict[str, list[tuple[str, str, Unbuilt]]] = {}
     for item in UNBUILT:
         anchor, _, key = item.key.rpartition(":")
-        if anchor:
-            if anchor == entry and key == path:
-                yield item
-        elif path == key or path.endswith(f".{key}"):
+        index.setdefault(key.rpartition(".")[2], []).append((anchor, key, item))
+    return index
+
+
+_INDEX = _indexed()
+
+
+def _matching(entry: str | None, path: str) -> Iterator[Unbuilt]:
+    for anchor, key, item in _INDEX.get(path.rpartition(".")[2], ()):
+        if (anchor == entry and key == path) if anchor else (path == key or path.endswith(f".{key}")):
             yield item
 
 
@@ -90,7 +99,6 @@ def is_built(entry: str | None, path: str, value: Any) -> bool:
 
 
 FREE = ("env", "kwargs", "extra_body", "env_vars", "headers")  # tables whose keys belong to the user
-_LAST = {item.key.rpartition(":")[2].rpartition(".")[2] for item in UNBUILT}
 
 
 def faults(entry: str | None, data: Any, path: str = "", *, remove: bool = False) -> list[Fault]:
@@ -103,7 +111,7 @@ def faults(entry: str | None, data: Any, path: str = "", *, remove: bool = False
         return found
     for key in list(data):
         value, full = data[key], f"{path}{key}"
-        hit = next((item for item in _matching(entry, full) if item.hits(value)), None) if key in _LAST else None
+        hit = next((item for item in _matching(entry, full) if item.hits(value)), None) if key in _INDEX else None
         if hit is not None:
             found.append(Fault(hit.reason, full))
             if remove:
