@@ -1,0 +1,33 @@
+"""Loading the model that a configuration names, and the facts about it that travel with its checkpoints."""
+
+from typing import Any
+
+from torch import nn
+
+from rlmake.models import exact, loading, packed
+from rlmake.models.renderer import template_text
+from rlmake.trainer import checkpoint
+
+
+def load_model(config: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """The plain model on the CPU in `optimization_dtype`, and the contents of its checkpoints' `model.json`.
+
+    `rlmake.export.sources` says what the fields of the latter mean.
+    """
+    table, template = config.model, config.tokenizer.chat_template
+    is_exact = table.attn == "exact"
+    model = loading.load(
+        table.name,
+        attn=exact.NAME if is_exact else packed.NAME,
+        dtype=table.optimization_dtype,
+        trust_remote_code=table.trust_remote_code,
+    )
+    if is_exact:
+        exact.require(model.config)
+    return model, {
+        "config": model.config.to_dict(),
+        "assets": config.tokenizer.name or table.name,
+        "chat_template": None if template is None else template_text(template),
+        "prefix": checkpoint.PREFIX,
+        "lora": None,
+    }

@@ -1,0 +1,181 @@
+"""The RL trainer: `torchrun … -m rlmake.trainer.rl @ <resolved>/trainer.json`. It knows no algorithm.
+
+A step: receive the batch, divide by its global counts, forward and backward per micro-batch, clip, step, broadcast the
+new version, save. Batch s trains v(s−1) into v(s); before the first wait, v(s−1) is offered, so that the engines serve
+what is trained from here, also after a resume.
+"""
+
+import sys
+import time
+
+import torch
+from loguru import logger
+
+from rlmake.config import TrainerConfig, load_resolved
+from rlmake.core import log
+from rlmake.core.errors import RunFailed, UserError, entry_point
+from rlmake.core.procs import die_with_parent
+from rlmake.core.rundir import RunContext
+from rlmake.models import exact
+from rlmake.monitors import Monitors, setup
+from rlmake.trainer import losses
+from rlmake.trainer import world as worlds
+from rlmake.trainer.batch import of_micro_batch
+from rlmake.trainer.metrics import TokenStatistics, performance
+from rlmake.trainer.model import load_model
+from rlmake.trainer.parallel import flops_per_token, peak_flops
+from rlmake.trainer.training import SAVED_AND_LEFT, Training, prepare
+from rlmake.trainer.weights import write_weights
+from rlmake.transport import Batch, WeightSender, broadcast, open_receiver
+
+HALVES = ("trainer", "orchestrator")
+BY_ENV = ("mismatch_kl", "entropy", "ref_kl", "nll")
+PLAIN = ("is_masked", "is_clamped", "masked_mismatch_kl", "unmasked_mismatch_kl")
+
+
+def train(config: TrainerConfig, ctx: RunContext, world: worlds.World, monitors: Monitors) -> int:
+    """Run to `max_steps`; returns the exit code. Raises `Diverged`, `UserError`, `RunFailed`."""
+    model, facts = load_model(config)
+    if config.deterministic and config.model.attn == "exact":
+        report_exactness(model)
+    training = Training(config, ctx, world, model, facts)
+    training.resume()
+    rl_loss, token_wise = losses.build(config.loss)
+    receiver = open_receiver(config.rollout_transport, ctx, world.rank, world.size)
+    sender = WeightSender(ctx.run_dir, ctx) if world.master else None
+    send(training, sender)
+    while not training.done():
+        start = time.perf_counter()
+        with training.clock.measure("wait_for_batch"):
+            batch = receiver.receive(training.step + 1)
+        metrics = step(training, batch, rl_loss, token_wise)
+        with training.clock.measure("broadcast_weights"):
+            send(training, sender)
+        leaving = training.leaving()
+        if training.checkpoint_due(leaving):
+            with training.clock.measure("save_ckpt"):
+                training.save({}, HALVES)
+        metrics |= training.clock.take() | {"time/step": time.perf_counter() - start}
+        warn_of_waiting(metrics)
+        monitors.log(training.step, metrics)
+        if leaving and not training.done():
+            logger.info(f"saved step {training.step} and leaving, as asked")
+            return SAVED_AND_LEFT
+    receiver.close()
+    return 0
+
+
+def step(training: Training, batch: Batch, rl_loss: losses.registry.RLLoss, token_wise: bool) -> dict[str, float]:
+    """One optimizer step over a batch."""
+    world, device, clock = training.world, training.world.device, training.clock
+    start = time.perf_counter()
+    with clock.measure("load_data"):
+        rows = [of_micro_batch(micro_batch) for micro_batch in batch.micro_batches]
+        counts = global_counts(world, batch, rows)
+    statistics, scalars = TokenStatistics(), []
+    with clock.measure("forward_backward"):
+        total = torch.zeros(5, dtype=torch.float64, device=device)  # rl, ce, ref_kl sums; tokens that are NaN; tokens
+        for row, streams, envs in rows:
+            logprobs, entropy = training.policy(row.to(device))
+            outputs = losses.compute(logprobs, streams.to(device), counts, rl_loss, token_wise)
+            outputs.loss.backward()
+            total[:3] += outputs.sums
+            total[3] += not_a_number(logprobs, streams)
+            total[4] += len(row.input_ids)
+            statistics.add("entropy", entropy, streams.loss_mask, envs)
+            for name, (values, mask) in outputs.tokens.items():
+                statistics.add(name, values, mask, envs)
+            scalars.append(outputs.scalars)
+        *sums, bad, tokens = world.sum(total).tolist()
+    parts = {name: sums[i] / max(counts[i].item(), 1.0) for i, name in enumerate(losses.NAMES) if counts[i] > 0}
+    with clock.measure("optimizer"):
+        metrics = training.update(sum(parts.values()), int(bad))
+    training.ledger.append(training.step, batch.sample_ids)
+    rate = tokens / (time.perf_counter() - start)
+    flops = flops_per_token(training.plan, training.model_config, mean_context(rows))
+    metrics |= {"loss/mean": sum(parts.values())} | {f"loss/{name}": value for name, value in parts.items()}
+    metrics |= statistics.describe(world, BY_ENV, PLAIN) | means(scalars)
+    if metrics.get("entropy/all/mean"):
+        metrics["kl_ent_ratio/mean"] = metrics.get("mismatch_kl/all/mean", 0.0) / metrics["entropy/all/mean"]
+    return metrics | performance(rate, flops, peak_flops(device), world)
+
+
+def global_counts(world: worlds.World, batch: Batch, rows: list) -> torch.Tensor:
+    """float64 [3]: N of rl, ce, ref_kl over all ranks and micro-batches; must be what the orchestrator counted."""
+    mine = sum((streams.counts() for _, streams, _ in rows), torch.zeros(3, dtype=torch.float64))
+    counts = world.sum(mine.to(world.device))
+    said = torch.tensor([batch.counts.rl, batch.counts.ce, batch.counts.ref_kl], dtype=torch.float64)
+    if not torch.allclose(counts.cpu(), said, rtol=1e-4):
+        raise RunFailed(
+            f"batch of step {batch.step}: its counts {said.tolist()} are not those of its rows {counts.tolist()}"
+        )
+    return counts
+
+
+def not_a_number(logprobs: torch.Tensor, streams: losses.Streams) -> torch.Tensor:
+    """How many tokens that count have a log-probability that is NaN, on either side (a mask test would hide them)."""
+    counted = streams.loss_mask.to(logprobs.device)
+    return ((logprobs.detach().isnan() | streams.inference_logprobs.to(logprobs.device).isnan()) & counted).sum()
+
+
+def send(training: Training, sender: WeightSender | None) -> None:
+    """Broadcast `v{training.step}` and wait until the receiver has accepted it; every rank calls it."""
+    dtype = torch.float32 if training.policy.exact else torch.bfloat16
+    named, timeout = training.policy.named(), training.config.weight_broadcast.timeout
+    broadcast(
+        sender,
+        training.step,
+        lambda folder: write_weights(named, folder, dtype),
+        training.world.on_master,
+        timeout=timeout,
+    )
+
+
+def report_exactness(model: torch.nn.Module) -> None:
+    """The start-up self-test: trainer and engine agree bit for bit on this machine, or it is said that they do not."""
+    result = exact.establish(model)
+    (logger.info if result.ok else logger.warning)(f"forward on this machine: {result}")
+
+
+def mean_context(rows: list) -> float:
+    lens = [length for row, _, _ in rows for length in row.lens]
+    return sum(lens) / max(len(lens), 1)
+
+
+def means(scalars: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+    """A custom loss's scalars, averaged over this rank's micro-batches."""
+    names = {name for found in scalars for name in found}
+    return {name: sum(f[name].item() for f in scalars if name in f) / len(scalars) for name in sorted(names)}
+
+
+def warn_of_waiting(metrics: dict[str, float]) -> None:
+    waited = metrics["time/wait_for_batch"]
+    active = metrics["time/step"] - waited
+    if waited > max(active, 1.0):
+        logger.warning(f"waited {waited:.1f} s for the batch, worked {active:.1f} s: inference is the bottleneck")
+
+
+def main() -> int:
+    die_with_parent()
+    if len(sys.argv) != 3 or sys.argv[1] != "@":
+        raise UserError("usage: python -m rlmake.trainer.rl @ <resolved>/trainer.json")
+    config = load_resolved(TrainerConfig, sys.argv[2])
+    log.setup("trainer", config.log.level, config.log.json_logging)
+    ctx = RunContext.from_env(config.output_dir)
+    prepare(config)
+    world = worlds.start(
+        gpu=config.device == "cuda",
+        threads=config.cpu_threads,
+        dp_replicate=config.model.dp_replicate,
+        timeout_s=config.dist_timeout_seconds,
+    )
+    monitors = setup(config.monitors, "trainer", ctx, world.rank)
+    try:
+        return train(config, ctx, world, monitors)
+    finally:
+        monitors.close()
+        world.close()
+
+
+if __name__ == "__main__":
+    entry_point(main)()

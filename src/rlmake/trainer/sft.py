@@ -1,0 +1,138 @@
+"""Supervised fine-tuning: `torchrun … -m rlmake.trainer.sft @ <resolved>/sft.json`.
+
+Loss: `Σ −log p(target) over trained tokens / their number in the whole step`, all ranks and micro-batches together.
+"""
+
+import math
+import sys
+import time
+from typing import Any
+
+import torch
+from loguru import logger
+
+from rlmake.config import SFTConfig, load_resolved
+from rlmake.core import log
+from rlmake.core.errors import UserError, entry_point
+from rlmake.core.procs import die_with_parent
+from rlmake.core.rundir import RunContext
+from rlmake.monitors import Monitors, setup
+from rlmake.trainer import world as worlds
+from rlmake.trainer.data.loader import SFTLoader
+from rlmake.trainer.metrics import performance
+from rlmake.trainer.model import load_model
+from rlmake.trainer.parallel import flops_per_token, peak_flops
+from rlmake.trainer.training import SAVED_AND_LEFT, Training, prepare
+
+
+def train(config: SFTConfig, ctx: RunContext, world: worlds.World, monitors: Monitors) -> int:
+    """Run to `max_steps`; returns the exit code. Raises `Diverged`, `UserError`."""
+    model, facts = load_model(config)
+    training = Training(config, ctx, world, model, facts)
+    loader = make_loader(config, config.data, training)
+    validation = make_loader(config, config.val.data, training, epochs=1) if config.val else None
+    state = training.resume()
+    if state is not None and not (config.ckpt and config.ckpt.skip_dataloader):
+        loader.load(state["loader"])
+    if validation is not None and config.val.eval_on_start and training.step == 0:
+        monitors.log(0, validate(training, validation))
+    while not training.done():
+        start = time.perf_counter()
+        metrics = step(training, loader)
+        if validation is not None and training.step % config.val.interval == 0:
+            metrics |= validate(training, validation)
+        leaving = training.leaving()
+        if training.checkpoint_due(leaving):
+            with training.clock.measure("save_ckpt"):
+                training.save({"loader": loader.state(), "progress": loader.metrics()}, halves=("trainer",))
+        metrics |= training.clock.take() | {"time/step": time.perf_counter() - start}
+        monitors.log(training.step, metrics)
+        if leaving and not training.done():
+            logger.info(f"saved step {training.step} and leaving, as asked")
+            return SAVED_AND_LEFT
+    loader.close()
+    return 0
+
+
+def step(training: Training, loader: SFTLoader) -> dict[str, float]:
+    """One optimizer step over the next `batch_size` packed rows."""
+    clock, world = training.clock, training.world
+    start = time.perf_counter()
+    with clock.measure("load_data"):
+        data = loader.step()
+    with clock.measure("forward_backward"):
+        total = torch.zeros(2, dtype=torch.float64, device=world.device)  # Σ −log p, rows whose loss is not a number
+        for row in data.rows:
+            loss = negative_log_likelihood(training, row)
+            (loss / data.trained_tokens).backward()
+            total += torch.stack([loss.detach().double(), (~loss.detach().isfinite()).double()])
+        nll, bad = world.sum(total).tolist()
+    mean = nll / data.trained_tokens
+    with clock.measure("optimizer"):
+        metrics = training.update(mean, int(bad))
+    training.ledger.append(training.step, data.sample_ids)
+    rate = clock.throughput(data.tokens, time.perf_counter() - start)
+    flops = flops_per_token(training.plan, training.model_config, data.tokens / len(data.sample_ids))
+    return {
+        "loss/mean": mean,
+        "loss/perplexity": math.exp(min(mean, 20.0)),
+        "loss/nan_count": int(bad),
+        "packing/fill": data.fill,
+        **metrics,
+        **loader.metrics(),
+        **performance(rate, flops, peak_flops(world.device), world),
+    }
+
+
+def negative_log_likelihood(training: Training, row: Any) -> torch.Tensor:
+    """Σ −log p over the row's trained tokens; exactly 0, with a gradient, for a dummy row."""
+    logprobs, _ = training.policy(row.to(training.world.device))
+    return logprobs.sum() * 0.0 if row.empty else -logprobs.sum()
+
+
+@torch.no_grad()
+def validate(training: Training, loader: SFTLoader) -> dict[str, float]:
+    """One pass over the held-out data: the mean over all its trained tokens. All ranks run equally many rows."""
+    total = torch.zeros(1, dtype=torch.float64, device=training.world.device)
+    tokens = 0
+    loader.restart()
+    for data in loader:
+        tokens += data.trained_tokens
+        for row in data.rows:
+            total += negative_log_likelihood(training, row).double()
+    loss = training.world.sum(total).item() / tokens
+    return {"val/loss": loss, "val/perplexity": math.exp(min(loss, 20.0))}
+
+
+def make_loader(config: SFTConfig, data: Any, training: Training, epochs: int | None = None) -> SFTLoader:
+    """The loader of this rank. A row is micro_batch_size · ranks at least, so `batch_size` must be a multiple."""
+    world, vocab = training.world, training.model_config.vocab_size
+    if epochs is None and data.batch_size % (world.size * data.micro_batch_size):
+        raise UserError(f"data.batch_size {data.batch_size} is no multiple of {world.size} ranks × micro_batch_size")
+    return SFTLoader(data, config.renderer, config.tokenizer, vocab, world.rank, world.size, epochs)
+
+
+def main() -> int:
+    die_with_parent()
+    if len(sys.argv) != 3 or sys.argv[1] != "@":
+        raise UserError("usage: python -m rlmake.trainer.sft @ <resolved>/sft.json")
+    config = load_resolved(SFTConfig, sys.argv[2])
+    log.setup("trainer", config.log.level, config.log.json_logging)
+    ctx = RunContext.from_env(config.output_dir)
+    prepare(config)
+    world = worlds.start(
+        gpu=config.device == "cuda",
+        threads=config.cpu_threads,
+        dp_replicate=config.model.dp_replicate,
+        timeout_s=config.dist_timeout_seconds,
+    )
+    monitors = setup(config.monitors, "trainer", ctx, world.rank)
+    try:
+        return train(config, ctx, world, monitors)
+    finally:
+        monitors.close()
+        world.close()
+
+
+if __name__ == "__main__":
+    entry_point(main)()

@@ -1,0 +1,156 @@
+"""What both loops share: sharded policy, optimizer and schedule, the update, checkpoints, leaving on request."""
+
+import gc
+import math
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from loguru import logger
+
+from rlmake import checkpoint as records
+from rlmake.core.errors import RunFailed
+from rlmake.core.jsonio import write_json
+from rlmake.core.rundir import RunContext, step_dir
+from rlmake.trainer import checkpoint, gradients, optim, rng, schedule
+from rlmake.trainer.families import plan_of
+from rlmake.trainer.ledger import Ledger
+from rlmake.trainer.metrics import Clock
+from rlmake.trainer.parallel import parallelise
+from rlmake.trainer.policy import Policy, head_chunk
+from rlmake.trainer.world import World
+
+SAVED_AND_LEFT = 75
+
+
+class Diverged(RunFailed):
+    """Loss or gradient is not a number any more: the weights are those of the step before, nothing was saved.
+
+    A terminal failure: the same configuration would diverge again.
+    """
+
+    exit_code = 76
+
+
+class Training:
+    """The state of a run in this rank. `step` is the last one finished; it continues with `step + 1`."""
+
+    def __init__(self, config: Any, ctx: RunContext, world: World, model: torch.nn.Module, facts: dict[str, Any]):
+        """`model`: plain, on the CPU, weights loaded. `facts`: what goes into `model.json`."""
+        self.config, self.ctx, self.world, self.facts = config, ctx, world, facts
+        rng.seed_all(config.seed, world.rank)
+        self.plan = plan_of(model.config.model_type)
+        self.model_config = model.config
+        exact = config.model.attn == "exact"
+        self.policy = Policy(model.train(), exact, head_chunk(config.model))
+        parallelise(self.policy, self.plan.blocks(model), config.model, world)
+        self.optimizer = optim.build(config.optim, self.policy.named())
+        optim.ensure_state(self.optimizer)
+        self.factor = schedule.build(config.scheduler, config.optim.lr, config.max_steps)
+        self.step = 0
+        self.ledger = Ledger(ctx, None, write=world.master)
+        self.clock = Clock()
+        self._asked_to_leave = False
+        signal.signal(signal.SIGUSR1, self._ask_to_leave)
+        if config.gc is not None:
+            gc.disable()
+
+    def resume(self) -> dict[str, Any] | None:
+        """Load the checkpoint that `resume` names; its `state.json`, or None when the run starts afresh.
+
+        The folder's hashes are verified before anything of it is read.
+        """
+        if self.config.resume is None:
+            return None
+        asked, skip, run_dir = self.config.resume, self.config.ckpt, self.ctx.run_dir
+        folder = Path(self.world.on_master(lambda: str(records.resume_point(run_dir, asked.step, asked.dir))))
+        skip_optimizer = skip is not None and skip.skip_optimizer
+        checkpoint.load(folder, self.policy.named(), None if skip_optimizer else self.optimizer, self.world)
+        state = checkpoint.read_state(folder)
+        self.step = state["step"]
+        self.ledger = Ledger(self.ctx, state["ledger"], write=self.world.master)
+        if self.world.rank < len(state["rng"]):
+            rng.restore(state["rng"][self.world.rank])
+        if state["world_size"] != self.world.size:
+            logger.warning(
+                f"{folder} was saved by {state['world_size']} ranks, there are {self.world.size}: the order of samples "
+                "continues exactly, sums over ranks are rounded otherwise"
+            )
+        logger.info(f"resumed from {folder}, step {self.step}")
+        return state
+
+    def update(self, loss: float, not_a_number: int) -> dict[str, float]:
+        """Clip, check, take the optimizer's step `self.step + 1`. Raises `Diverged` on every rank, weights untouched.
+
+        `loss` and `not_a_number` (tokens or rows whose value is none) are already summed over the ranks.
+        """
+        step = self.step + 1
+        lr = self.config.optim.lr * self.factor(step)
+        norm = gradients.clip((p for _, p in self.policy.named()), self.config.optim.max_norm, self.world)
+        if not_a_number or not math.isfinite(norm) or not math.isfinite(loss):
+            self._diverged(step, loss, norm, not_a_number)
+        optim.set_lr(self.optimizer, lr)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step = step
+        if self.config.gc is not None and step % self.config.gc.interval == 0:
+            gc.collect()
+        return {"optim/lr": lr, "optim/grad_norm": norm}
+
+    def _diverged(self, step: int, loss: float, norm: float, not_a_number: int) -> None:
+        cause = f"{not_a_number} values are not a number" if not_a_number else f"loss {loss}, gradient norm {norm}"
+        record = {"schema": 1, "step": step, "reason": cause, "attempt": self.ctx.attempt}
+        self.world.on_master(lambda: write_json(self.ctx.run_dir / "diverged.json", record))
+        raise Diverged(f"step {step} diverged: {cause}; the weights of step {step - 1} were not changed")
+
+    def checkpoint_due(self, leaving: bool) -> bool:
+        """Whether the step just finished is to be saved: by interval, the last one, or on request."""
+        if self.config.ckpt is None:
+            return leaving
+        interval = self.config.ckpt.interval
+        return leaving or self.step == self.config.max_steps or (interval is not None and self.step % interval == 0)
+
+    def save(self, extra: dict[str, Any], halves: tuple[str, ...]) -> None:
+        """Write this half of step `self.step`, publish the whole, and apply retention. Every rank calls it."""
+        folder = step_dir(self.ctx.run_dir, self.step)
+        state = {
+            "step": self.step,
+            "world_size": self.world.size,
+            "rng": self.world.gather(rng.capture()),
+            "ledger": self.ledger.value,
+            **extra,
+        }
+        checkpoint.save(folder, self.policy.named(), self.optimizer, state, self.facts, self.world)
+
+        def publish() -> None:
+            records.publish(
+                self.ctx.run_dir, self.step, halves, policy_version=self.step, world_size=self.world.size,
+                ledger=self.ledger.value, ctx=self.ctx,
+            )  # fmt: skip
+            if self.config.ckpt is not None:
+                records.retain(self.ctx.run_dir, self.config.ckpt.keep_last, self.config.ckpt.keep_interval)
+
+        self.world.on_master(publish)
+
+    def leaving(self) -> bool:
+        """Whether any rank was asked (SIGUSR1) to save after this step and leave with exit code 75."""
+        return self.world.any(self._asked_to_leave)
+
+    def _ask_to_leave(self, *_: object) -> None:
+        self._asked_to_leave = True
+
+    def done(self) -> bool:
+        return self.config.max_steps is not None and self.step >= self.config.max_steps
+
+
+def prepare(config: Any) -> None:
+    """Process-wide settings of torch that must precede any computation."""
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    if config.deterministic and config.device == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def since(start: float) -> float:
+    return time.perf_counter() - start
