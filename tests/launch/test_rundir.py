@@ -165,10 +165,3 @@ def test_run_id_is_kept_over_attempts(tmp_path, monkeypatch):
     monkeypatch.setenv("PRL_RUN_ID", "given")
     assert rundir.run_id(run, "rl", "run") == first
     assert rundir.run_id(tmp_path / "other", "rl", "other") == "given"
-
-
-def test_auto_name_is_a_safe_segment():
-    name = rundir.auto_name(["reverse-text", "Al/pha beta"], "org/Qwen3-0.6B")
-    assert name.startswith("reverse-text+al-pha-beta--qwen3-0.6b--") and len(name.rsplit("--")[-1]) == 8
-    assert rundir.auto_name([], "x").startswith("no-env--x--")
-    assert name != rundir.auto_name(["reverse-text", "Al/pha beta"], "org/Qwen3-0.6B")

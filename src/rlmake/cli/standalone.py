@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlmake.config import InferenceConfig, TrainerConfig, dump
+from rlmake.config.names import auto_name
 from rlmake.config.shared import default_output_dir
 from rlmake.core.errors import ConfigError, Fault
 from rlmake.core.rundir import ATTEMPT_CONFIGS, ATTEMPT_LOGS
@@ -21,7 +22,7 @@ def inference(cfg: InferenceConfig, argv: Sequence[str], files: Sequence[Path]) 
     """Become the inference server. With `output_dir` the attempt is recorded there, without it nothing is written."""
     python = cfg.python or sys.executable
     if cfg.dry_run:
-        name = cfg.run.dir or cfg.run.name or rundir.auto_name(["inference"], cfg.vllm.model)
+        name = cfg.run.dir or cfg.run.name or auto_name(["inference"], cfg.vllm.model, rundir.short_id())
         folder = Path(cfg.output_dir or Path(default_output_dir()) / name)
         _, config = _recorded("inference", cfg, folder, argv, files)
         print(f"dry run: nothing was started; resolved configuration: {config.parent}")

@@ -16,7 +16,7 @@ DirectConfig = SFTConfig | RLConfig | EvalConfig
 def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
     """Carry out `sft`, `rl` or `eval` as the command line asked. `argv`: the whole command."""
     log.setup("launcher", cfg.log.level, cfg.log.json_logging)
-    name = cfg.run.name or rundir.auto_name(*subject(cfg))
+    name = cfg.run.name or cfg.auto_name(rundir.short_id())
     run_dir = Path(cfg.output_dir) / (cfg.run.dir or name)
     if cfg.dry_run:
         _dry_run(kind, cfg, run_dir, argv, files)
@@ -46,16 +46,6 @@ def _dry_run(kind: str, cfg: DirectConfig, run_dir: Path, argv: Sequence[str], f
     else:
         resolved = train.dry_run(kind, cfg, run_dir, argv=argv, files=files)
     print(f"dry run: nothing was started; resolved configuration: {resolved}")
-
-
-def subject(cfg: DirectConfig) -> tuple[list[str], str]:
-    """What a run is about, for its automatic name: environments or data set, and model."""
-    if isinstance(cfg, RLConfig):
-        return cfg.env_names, cfg.trainer.model.name
-    if isinstance(cfg, SFTConfig):
-        data = getattr(cfg.data, "name", None) or cfg.data.type
-        return [data.rstrip("/").rsplit("/", 1)[-1]], cfg.model.name
-    return [source.taskset_id for source in cfg.source], cfg.model or "model"
 
 
 def check_built(cfg: DirectConfig, files: Sequence[Path]) -> None:

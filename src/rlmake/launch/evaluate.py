@@ -7,7 +7,6 @@ from typing import Any
 from loguru import logger
 
 from rlmake.config import EvalConfig
-from rlmake.config.shared import RunConfig
 from rlmake.core.rundir import RunContext
 from rlmake.launch import rundir
 from rlmake.launch.attempt import allocate, record
@@ -67,15 +66,10 @@ def dry_run(cfg: EvalConfig, out: Path, *, argv: Sequence[str], files: Sequence[
 
 
 def resolve(cfg: EvalConfig, model: Path | None, ctx: RunContext) -> EvalConfig:
-    """A copy that knows its folder and model, with the engine placed as the deployment says."""
-    cfg = cfg.model_copy(deep=True)
-    cfg.output_dir, cfg.run = str(ctx.run_dir), RunConfig(name=ctx.run_name, dir=cfg.run.dir)
+    """A copy that knows its model and its folder."""
     if model is not None:
-        cfg.model = cfg.tokenizer.name = str(model)
-    if cfg.inference is not None:
-        cfg.inference.output_dir, cfg.inference.run = cfg.output_dir, cfg.run
-        cfg.inference.vllm.model = cfg.model or cfg.inference.vllm.model
-    return cfg
+        cfg = cfg.with_model(str(model))
+    return cfg.placed(ctx.run_dir, ctx.run_name)
 
 
 def _start(supervisor: Supervisor, components: Components, cfg: EvalConfig, identity: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable
 from pathlib import Path
 
 from loguru import logger
@@ -18,11 +17,9 @@ SCHEMA = 1
 HARMLESS = {"configs", "launcher"}  # what a dry run leaves
 
 
-def auto_name(subjects: Iterable[str], model: str) -> str:
-    """`<environments or data set>--<model>--<8 hex>` in lower case, safe as a path segment."""
-    leaf = model.rstrip("/").rsplit("/", 1)[-1]
-    parts = ["+".join(subjects) or "no-env", leaf, uuid.uuid4().hex[:8]]
-    return "--".join(re.sub(r"[^a-z0-9._+=,-]+", "-", part.lower()).strip("-.") or "x" for part in parts)
+def short_id() -> str:
+    """Eight hex digits that tell runs of one automatic name apart."""
+    return uuid.uuid4().hex[:8]
 
 
 def used(run_dir: Path) -> str | None:

@@ -8,7 +8,7 @@ from loguru import logger
 
 from rlmake import checkpoint, monitors
 from rlmake.config import RLConfig, SFTConfig
-from rlmake.config.shared import ResumeConfig, RunConfig
+from rlmake.config.shared import ResumeConfig
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import RunContext
 from rlmake.launch import rundir
@@ -119,13 +119,11 @@ def open_attempt(
 
 def resolve(cfg: TrainConfig, ctx: RunContext, start: Start) -> TrainConfig:
     """A copy in which every component knows the run directory, its name, and the checkpoint it begins behind."""
+    cfg = cfg.placed(ctx.run_dir, ctx.run_name)
     if isinstance(cfg, RLConfig):
-        cfg = cfg.placed(ctx.run_dir, ctx.run_name)
         cfg.trainer.resume = cfg.orchestrator.resume = start.config()
     else:
-        cfg = cfg.model_copy(deep=True)
-        cfg.output_dir, cfg.resume = str(ctx.run_dir), start.config()
-        cfg.run = RunConfig(name=ctx.run_name, dir=cfg.run.dir)
+        cfg.resume = start.config()
     return cfg
 
 
