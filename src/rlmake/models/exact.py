@@ -20,8 +20,22 @@ from torch import nn
 from transformers import AttentionInterface
 
 from rlmake.core.errors import UserError
-from rlmake.models.logprobs import score
-from rlmake.models.packing import TILE, Plan, causal_bias, key_rows, up
+from rlmake.models.logprobs import score, token_logprobs
+from rlmake.models.packing import Plan, causal_bias, key_rows, up
+
+__all__ = [
+    "NAME",
+    "Decode",
+    "KVCache",
+    "Packed",
+    "SelfTest",
+    "establish",
+    "packed_forward",
+    "require",
+    "run",
+    "self_test",
+    "token_logprobs",
+]
 
 NAME = "rlmake_exact"
 MIN_QUERY_ROWS = 4
@@ -53,7 +67,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Packed:
-    """Whole documents lie in the row. With a cache, token t is also written to position `positions[t]` of `slots[t]`."""
+    """Whole documents lie in the row. With a cache, token t also goes to position `positions[t]` of slot `slots[t]`."""
 
     plan: Plan
     cache: KVCache | None = None

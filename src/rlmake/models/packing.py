@@ -21,7 +21,7 @@ def up(n: int, multiple: int = TILE) -> int:
 
 
 def key_rows(length: int) -> int:
-    """How many key rows a document of `length` tokens is padded to. A fixed rule, so that bytes depend on nothing else."""
+    """Key rows that a document of `length` tokens is padded to: a fixed rule, so bytes depend on nothing else."""
     if length <= 64:
         return up(max(length, 1), 16)
     return up(length, 32) if length <= SHORT else up(length, LONG)
@@ -50,7 +50,7 @@ class Plan:
 
     @classmethod
     def of(cls, lens: Sequence[int], device: torch.device | str = "cpu") -> "Plan":
-        """The plan of a row that holds documents of these lengths, one after the other. Raises `ValueError` on a zero."""
+        """The plan of a row of documents of these lengths, one after the other. `ValueError` on an empty one."""
         if not lens or min(lens) < 1:
             raise ValueError(f"documents need at least one token each: {list(lens)}")
         lengths = torch.tensor(list(lens))
