@@ -25,6 +25,7 @@ from rlmake.models.packing import Plan, causal_bias, key_rows, up
 
 __all__ = [
     "NAME",
+    "Context",
     "Decode",
     "KVCache",
     "Packed",
@@ -53,94 +54,121 @@ class KVCache:
     values: torch.Tensor
 
     @classmethod
-    def make(cls, config, slots: int, length: int) -> "KVCache":
+    def make(cls, config, slots: int, length: int, dtype: torch.dtype = torch.float32) -> "KVCache":
+        """A cache for `slots` sequences (rounded up to 16) of at most `length` tokens."""
         heads = config.num_key_value_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, up(slots) + 1, heads, key_rows(length), width)
-        return cls(_lazy_zeros(shape), _lazy_zeros(shape))
+        return cls(_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype))
 
-    def move(self, source: int, target: int, length: int) -> None:
+    @property
+    def spare(self) -> int:
+        """The slot that padding writes to."""
+        return self.keys.shape[1] - 1
+
+    def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot into another."""
         for cache in (self.keys, self.values):
             cache[:, target, :, :length] = cache[:, source, :, :length]
 
+    def write(self, layer: int, slots, positions, key: torch.Tensor, value: torch.Tensor) -> None:
+        """key and value [T, G, D]: token t goes to position `positions[t]` of slot `slots[t]`."""
+        self.keys[layer][slots, :, positions] = key
+        self.values[layer][slots, :, positions] = value
+
 
 @dataclass(frozen=True)
 class Packed:
-    """Whole documents lie in the row. With a cache, token t also goes to position `positions[t]` of slot `slots[t]`."""
+    """Whole documents. With a cache, token t is also kept at position `positions[t]` of slot `slots[t]`."""
 
     plan: Plan
-    cache: KVCache | None = None
     slots: torch.Tensor | None = None
     positions: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Row b holds the newest token of slot b, at position `positions[b]`; it sees what the cache holds up to there."""
+    """Row b holds the newest token of slot b, at position `positions[b]`; it sees what the cache holds up to there.
 
-    cache: KVCache
+    The number of rows is a multiple of 16; rows beyond the slots in use write to the spare slot and mean nothing.
+    """
+
+    slots: torch.Tensor  # [B]: b, or the spare slot
     positions: torch.Tensor  # [B]
-    bias: torch.Tensor  # [B, 1, 1, N] fp32
-    rows: torch.Tensor  # arange(B)
+    bias: torch.Tensor  # [B, 1, 1, N]
 
     @classmethod
     def of(cls, cache: KVCache, positions: torch.Tensor) -> "Decode":
+        """For the first `len(positions)` slots of the cache."""
+        used, rows = len(positions), up(len(positions))
+        slots = torch.arange(rows)
+        slots[used:] = cache.spare
+        positions = F.pad(positions, (0, rows - used))
         keys = torch.arange(key_rows(int(positions.max()) + 1))
-        bias = torch.zeros(len(positions), len(keys)).masked_fill_(keys > positions[:, None], float("-inf"))
-        return cls(cache, positions, bias[:, None, None], torch.arange(len(positions)))
+        bias = torch.zeros(rows, len(keys), dtype=cache.keys.dtype)
+        return cls(slots, positions, bias.masked_fill_(keys > positions[:, None], float("-inf"))[:, None, None])
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a flat row holds: first the rows of `decode`, then those of `packed`, either of which may be absent."""
+
+    packed: Packed | None = None
+    decode: Decode | None = None
+    cache: KVCache | None = None
 
 
 def attend(module: nn.Module, query, key, value, attention_mask, scaling=None, context=None, **kwargs):
     """transformers' attention function: query [1, H, T, D], key and value [1, G, T, D] → ([1, T, H, D], None).
 
-    `context` is a `Packed` or a `Decode`. Query heads that share a key-value head are laid out as further query rows.
+    Query heads that share a key-value head are laid out as further query rows.
     """
     if context is None:
         raise ValueError(f"the attention {NAME} needs a context: call it through models.exact")
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None or kwargs.get("sliding_window"):
         raise UserError(f"the exact forward knows no soft caps, sinks or sliding windows ({type(module).__name__})")
-    step = _decode if isinstance(context, Decode) else _packed
-    return step(
-        module, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), scaling, context
-    ), None
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    decode, packed, layer = context.decode, context.packed, module.layer_idx
+    if decode is None:
+        return _packed(layer, q, k, v, scaling, packed, context.cache)[None], None
+    rows = len(decode.slots)
+    out = _decode(layer, q[:rows], k[:rows], v[:rows], scaling, decode, context.cache)
+    if packed is not None:
+        out = torch.cat([out, _packed(layer, q[rows:], k[rows:], v[rows:], scaling, packed, context.cache)])
+    return out[None], None
 
 
-def _packed(module, query, key, value, scaling: float, context: Packed) -> torch.Tensor:
-    """query [T, H, D], key and value [T, G, D] → [1, T, H, D]."""
+def _packed(layer: int, query, key, value, scaling: float, packed: Packed, cache: KVCache | None) -> torch.Tensor:
+    """query [T, H, D], key and value [T, G, D] → [T, H, D]."""
     heads, width, kv_heads = query.shape[1], query.shape[2], key.shape[1]
     groups = heads // kv_heads
-    if context.cache is not None:
-        context.cache.keys[module.layer_idx][context.slots, :, context.positions] = key
-        context.cache.values[module.layer_idx][context.slots, :, context.positions] = value
+    if cache is not None:
+        cache.write(layer, packed.slots, packed.positions, key, value)
     outputs = []
-    for bucket in context.plan.buckets:
+    for bucket in packed.plan.buckets:
         (size, rows), keys = bucket.queries.shape, bucket.keys.shape[1]
         q = query[bucket.queries].view(size, rows, kv_heads, groups, width).permute(0, 2, 3, 1, 4)
         k, v = (tensor[bucket.keys].transpose(1, 2) for tensor in (key, value))
         q = q.reshape(size, kv_heads, groups * rows, width)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=_bias(rows, keys, groups), scale=scaling)
+        bias = _bias(rows, keys, groups).to(q.dtype)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
         out = out.view(size, kv_heads, groups, rows, width).permute(0, 3, 1, 2, 4)
         outputs.append(out.reshape(size * rows, heads, width))
-    return torch.cat(outputs)[context.plan.back][None]
+    return torch.cat(outputs)[packed.plan.back]
 
 
-def _decode(module, query, key, value, scaling: float, context: Decode) -> torch.Tensor:
-    """query [B, H, D], key and value [B, G, D] → [1, B, H, D]."""
+def _decode(layer: int, query, key, value, scaling: float, decode: Decode, cache: KVCache) -> torch.Tensor:
+    """query [B, H, D], key and value [B, G, D] → [B, H, D]."""
     size, heads, width = query.shape
-    kv_heads = key.shape[1]
+    kv_heads, length = key.shape[1], decode.bias.shape[-1]
     groups = heads // kv_heads
     repeats = -(-MIN_QUERY_ROWS // groups)
-    keys, values = context.cache.keys[module.layer_idx], context.cache.values[module.layer_idx]
-    keys[context.rows, :, context.positions] = key
-    values[context.rows, :, context.positions] = value
-    length = context.bias.shape[-1]
+    cache.write(layer, decode.slots, decode.positions, key, value)
+    keys, values = cache.keys[layer, :size, :, :length], cache.values[layer, :size, :, :length]
     q = query.reshape(size, kv_heads, groups, width).repeat(1, 1, repeats, 1)
-    bias = context.bias.expand(size, 1, groups * repeats, length)
-    out = F.scaled_dot_product_attention(
-        q, keys[:size, :, :length], values[:size, :, :length], attn_mask=bias, scale=scaling
-    )
-    return out[:, :, :groups].reshape(1, size, heads, width)
+    bias = decode.bias.expand(size, 1, groups * repeats, length)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scaling)
+    return out[:, :, :groups].reshape(size, heads, width)
 
 
 AttentionInterface.register(NAME, attend)
@@ -154,8 +182,8 @@ def _bias(rows: int, keys: int, groups: int) -> torch.Tensor:
     return (_cached_bias if rows * keys * groups <= 1 << 20 else causal_bias)(rows, keys, groups)
 
 
-def _lazy_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(np.zeros(shape, dtype=np.float32))
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}")).view(dtype)
 
 
 def require(config) -> None:
@@ -186,7 +214,7 @@ def packed_forward(
     padding = up(length) - length
     plan = Plan.of([*lens, padding] if padding else lens)
     ids, positions = F.pad(input_ids, (0, padding)), F.pad(position_ids, (0, padding))
-    return run(model, ids, positions, Packed(plan))[:length]
+    return run(model, ids, positions, Context(Packed(plan)))[:length]
 
 
 def run(
@@ -268,23 +296,24 @@ def _logprobs(model: nn.Module, documents: list[torch.Tensor]) -> list[torch.Ten
 def _decoded_logprobs(model: nn.Module, documents: list[torch.Tensor], steps: list[int]) -> list[torch.Tensor]:
     """Logprobs of the last `steps[d]` tokens of each document, by prefilling the rest and decoding token by token."""
     cache = KVCache.make(model.config, len(documents), max(map(len, documents)))
-    slots = up(len(documents))
     lens = [len(document) - count for document, count in zip(documents, steps, strict=True)]
     padding = up(sum(lens)) - sum(lens)
     ids = F.pad(torch.cat([document[:n] for document, n in zip(documents, lens, strict=True)]), (0, padding))
     positions = F.pad(torch.cat([torch.arange(n) for n in lens]), (0, padding))
-    owner = F.pad(torch.repeat_interleave(torch.arange(len(lens)), torch.tensor(lens)), (0, padding), value=slots)
+    owner = torch.repeat_interleave(torch.arange(len(lens)), torch.tensor(lens))
+    owner = F.pad(owner, (0, padding), value=cache.spare)
     plan = Plan.of([*lens, padding] if padding else lens)
-    hidden = run(model, ids[None], positions[None], Packed(plan, cache, owner, positions))
+    hidden = run(model, ids[None], positions[None], Context(Packed(plan, owner, positions), cache=cache))
     hidden = hidden[torch.tensor(lens).cumsum(0) - 1]
     found: list[list[torch.Tensor]] = [[] for _ in documents]
     for step in range(max(steps, default=0)):
-        targets = torch.tensor([int(d[min(n + step, len(d) - 1)]) for d, n in zip(documents, lens, strict=True)])
-        scores = score(hidden, model.lm_head.weight, targets)
+        at = torch.tensor([min(n + step, len(d) - 1) for d, n in zip(documents, lens, strict=True)])
+        tokens = torch.stack([document[place] for document, place in zip(documents, at, strict=True)])
+        scores = score(hidden, model.lm_head.weight, tokens)
         for index, count in enumerate(steps):
             if step < count:
                 found[index].append(scores[index])
-        at = torch.tensor([min(n + step, len(d) - 1) for d, n in zip(documents, lens, strict=True)])
-        at, targets = F.pad(at, (0, slots - len(at))), F.pad(targets, (0, slots - len(targets)))
-        hidden = run(model, targets[None], at[None], Decode.of(cache, at))[: len(documents)]
+        decode = Decode.of(cache, at)
+        ids = F.pad(tokens, (0, len(decode.slots) - len(tokens)))
+        hidden = run(model, ids[None], decode.positions[None], Context(decode=decode, cache=cache))[: len(documents)]
     return [torch.stack(scores) if scores else torch.empty(0) for scores in found]
