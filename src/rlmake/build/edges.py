@@ -100,7 +100,7 @@ class Edges:
         else:
             self._fault(
                 key,
-                f"{value}: neither a directory nor a target; a hub model is brought in by an experiment of kind 'import'",
+                f"{value}: neither a directory nor a target; a hub model comes in by an experiment of kind 'import'",
                 value,
             )
         return value

@@ -6,7 +6,7 @@
     zip = ["a.b", "a.c"]                                    # axes that advance together: one axis of the product
     exclude = [{"trainer.optim.lr" = 3e-5, seed = 2}]       # cells of the product that have all of these values
     include = [{"trainer.optim.lr" = 1e-4, seed = 0}]       # cells beside the product
-    baseline = {"trainer.optim.lr" = 1e-5}                  # cells that have all of these are what others are held against
+    baseline = {"trainer.optim.lr" = 1e-5}                  # cells that have all of these: others are compared to them
 
 A cell is named `key=text` per axis, joined by commas: the key's last segment where no axis before it has the same, and
 the value as the user wrote it. A new axis at the end therefore only appends to names.

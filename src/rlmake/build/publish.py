@@ -41,7 +41,7 @@ def obstacle(link: Path) -> str | None:
 
 
 def publish(link: Path, to: Path) -> bool:
-    """Make `link` point to `to`, atomically; False when it did already. Raises `UserError` where something is in the way."""
+    """Make `link` point to `to`, atomically; False when it did already. Raises `UserError` for an `obstacle`."""
     if points(link, to):
         return False
     if why := obstacle(link):

@@ -161,7 +161,7 @@ class Registry:
             raise UserError(f"{path}: the run ends at step {work.last_step} (max_steps)")
         if work.fixed_length and step != work.last_step and (work.interval is None or step % work.interval):
             raise UserError(
-                f"{path}: the schedule depends on max_steps = {work.last_step}, so only its own checkpoints can be had: "
+                f"{path}: the schedule depends on max_steps = {work.last_step}, so there are only its own checkpoints: "
                 + (f"every {work.interval} steps and the last" if work.interval else "set ckpt.interval")
             )
 
@@ -208,12 +208,13 @@ class Registry:
         return self._keep(work, run_name)
 
     def report(self, run_name: str) -> Work:
-        """Identity of a run's report: its last checkpoint, its evaluations, and the same suites on the run it began from."""
+        """Identity of a run's report: its last checkpoint, its evaluations, and those of the run it began from."""
         run, work = self.runs[run_name], self.work(run_name)
         last = work.artefact("checkpoint", work.last_step)
         parents = [{"role": "run", **last.record(), "ref": None}]
         evals = []
-        for of, name in [("run", run_name), *(("before", n) for n in [self.before(run_name)] if n)]:
+        before = self.before(run_name)
+        for of, name in [*([("before", before)] if before else []), ("run", run_name)]:
             for suite in run.evals:
                 evaluation = self.evaluation(suite, name)
                 parents.append({"role": f"{of}.{suite}", **evaluation.artefact().record(), "ref": None})
@@ -272,7 +273,7 @@ class Registry:
         ]
 
     def spec(self, work: Work, steps: list[int], moment: dict[str, Any]) -> dict[str, Any]:
-        """The record `spec.json`. `moment`: planned_at and code; `steps`: the steps of a training that are asked for."""
+        """The record `spec.json`. `moment`: planned_at and code; `steps`: those of a training that are asked for."""
         return {
             "schema": SPEC_SCHEMA,
             "stage": work.stage,

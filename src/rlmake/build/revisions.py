@@ -50,7 +50,7 @@ class ContentCache:
         return entry[3]
 
     def tree(self, path: Path) -> str:
-        """Content of a file, or of all files below a directory with their relative paths. Caches of Python don't count."""
+        """Content of a file, or of all files below a directory with their relative paths, Python's caches left out."""
         if path.is_file():
             return self.hash(path)
         rows = [
@@ -117,7 +117,7 @@ def _installed(path: Path) -> bool:
 def _find(name: str) -> Path | None:
     """File or folder of a top-level module, without importing it; the project's root comes first."""
     for candidate in (Path(name), Path(f"{name}.py"), Path("environments") / name, Path("environments") / f"{name}.py"):
-        if candidate.suffix == ".py" and candidate.is_file() or (candidate / "__init__.py").is_file():
+        if (candidate.suffix == ".py" and candidate.is_file()) or (candidate / "__init__.py").is_file():
             return candidate
     if not name.isidentifier() or name in sys.builtin_module_names:
         return None

@@ -27,9 +27,9 @@ STAGES = ("data", "model", "train", "eval", "report")
 
 @dataclass(frozen=True, order=True)
 class Artefact:
-    """One finished thing in the store: `kind` is data, weights, checkpoint, eval or report; `step` only of a training's.
+    """One thing in the store: `kind` is data, weights, checkpoint, eval or report; `step` only of a training's.
 
-    Raises nothing by itself; whether it is there is for `manifest`, whether its files are is for `faults` to say.
+    It says where things lie. Whether they do is for `finished` and `faults` to say.
     """
 
     stage: str
@@ -132,7 +132,7 @@ def faults(artefact: Artefact, manifest: dict[str, Any], hashes: bool = False) -
 
 
 def finished(artefact: Artefact) -> dict[str, Any] | None:
-    """The manifest of an artefact that is done and whose files are there with their sizes, from its undeclared truth."""
+    """The manifest of an artefact that is done and whose files have their sizes, from its undeclared truth."""
     try:
         manifest = read_manifest(artefact.done_path)
     except UserError:

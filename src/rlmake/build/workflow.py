@@ -179,7 +179,7 @@ def code_state() -> dict[str, Any]:
 
 
 def _target(kind: str, wildcards: Any) -> Target:
-    step = int(wildcards.n) if "n" in wildcards.keys() else None
+    step = int(wildcards.n) if hasattr(wildcards, "n") else None
     return Target(wildcards.run, kind, step, getattr(wildcards, "suite", None))
 
 
