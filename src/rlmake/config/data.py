@@ -18,6 +18,7 @@ class PydocPhrases(Config):
     max_chars: int = semantic(24, "Longest phrase.", ge=1)
     num_train: int = semantic(4096, "Rows of the train split.", ge=1)
     num_heldout: int = semantic(256, "Rows of the held-out split, whose phrases are in no other.", ge=0)
+    copy_share: float = semantic(0.0, "Share of train rows whose answer is the phrase itself, unreversed.", ge=0, lt=1)
     seed: int = semantic(0, "Seed of the choice.", ge=0)
 
     @model_validator(mode="after")

@@ -25,7 +25,6 @@ from rlmake.config.shared import (
 )
 from rlmake.config.sources import EvalSource, SelectConfig, inherit, name_faults
 from rlmake.config.spread import Spreader, as_int, get, is_null, put_device, put_server
-from rlmake.core.errors import Fault
 
 
 class EvalConfig(Config):
@@ -67,13 +66,13 @@ class EvalConfig(Config):
         if not isinstance(data, dict):
             return data
         data = plain_copy(data)
-        if faults := cls.spread(data):
+        if faults := cls.spread(data).faults:
             raise Refused([(fault.key or "", fault.message) for fault in faults])
         return data
 
     @classmethod
-    def spread(cls, data: dict[str, Any]) -> list[Fault]:
-        """Fill the inference server's raw table; the contradictions."""
+    def spread(cls, data: dict[str, Any]) -> Spreader:
+        """Fill the inference server's raw table."""
         spreader = Spreader(data)
         managed = isinstance(data.get("inference"), dict)
         if data.get("deterministic", "auto") == "auto":
@@ -90,7 +89,7 @@ class EvalConfig(Config):
             spreader.share("tokenizer.chat_template", "inference.vllm.chat_template")
             put_device(spreader, "inference", "num_infer_gpus")
             put_server(spreader, "client")
-        return spreader.faults
+        return spreader
 
     @model_validator(mode="after")
     def _resolve(self):

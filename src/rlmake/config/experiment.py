@@ -119,10 +119,8 @@ def check_direct(table: dict[str, Any], entry: str | None, file: Path | str) -> 
     """Refuse to start a file with the entry point of another kind, or a grid without a cell."""
     experiment = experiment_table(table, file)
     if experiment.kind is not None and entry in ("rl", "sft", "data", "init", "import") and experiment.kind != entry:
-        raise ConfigError(
-            Fault(f"this file is of kind '{experiment.kind}', not '{entry}'", "experiment.kind", str(file))
-        )
+        fault = Fault(f"this file is of kind '{experiment.kind}', not '{entry}'", "experiment.kind")
+        raise ConfigError(placed([fault], {}, str(file)))
     if experiment.grid is not None:
-        raise ConfigError(
-            Fault("a grid cannot be started directly yet; build one of its cells", "experiment.grid", str(file))
-        )
+        fault = Fault("a grid cannot be started directly yet; build one of its cells", "experiment.grid")
+        raise ConfigError(placed([fault], {}, str(file)))

@@ -128,7 +128,7 @@ def _message(item: dict[str, Any], path: tuple[str, ...], owners: list[type[Base
               "less_than_equal": ("le", "≤")}  # fmt: skip
     if kind in limits:
         name, sign = limits[kind]
-        return f"must be {sign} {ctx[name]}{shown}"
+        return f"must be {sign} {ctx[name]:g}{shown}"
     if kind == "finite_number":
         return f"must be finite{shown}"
     if kind in ("too_short", "too_long"):

@@ -81,7 +81,7 @@ class InferenceConfig(Config):
         if self.engine == "auto":
             self.engine = "vllm" if self.device == "cuda" else "transformers"
         if self.deterministic == "auto":
-            self.deterministic = self.device == "cpu"
+            self.deterministic = self.device == "cpu" and self.engine == "transformers"
         if self.engine == "vllm" and self.deterministic:
             raise Refused(("deterministic", "the vllm engine does not promise equal bytes; use engine 'transformers'"))
         check_env_vars(self.env_vars)

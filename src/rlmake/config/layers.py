@@ -199,19 +199,27 @@ def line_of(file: str | None, path: Iterable[str]) -> int | None:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
-    wanted, best, best_length, table = tuple(str(part) for part in path), None, 0, ()
+    wanted = tuple(str(part) for part in path)
+    keys = _keys_by_line(lines)
+    lengths = {number: len(key) for number, key in keys if key == wanted[: len(key)]}
+    if lengths:
+        return max(lengths, key=lambda number: (lengths[number], -number))
+    # The file of `--trainer @ t.toml` knows nothing of the key it was put below.
+    tails = [wanted[start:] for start in range(1, len(wanted))]
+    return next((number for tail in tails for number, key in keys if key == tail), None)
+
+
+def _keys_by_line(lines: list[str]) -> list[tuple[int, tuple[str, ...]]]:
+    """`(line number, path of keys)` of every table header and every `key = …` of a TOML file."""
+    found, table = [], ()
     counts: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(lines, 1):
         if match := re.match(r"\s*\[\[?([^\[\]]+)\]\]?\s*(#.*)?$", line):
             table = _with_indices(_split(match[1]), counts, is_array=line.lstrip().startswith("[["))
-            found = table
+            found.append((number, table))
         elif match := re.match(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=", line):
-            found = (*table, *_split(match[1]))
-        else:
-            continue
-        if found == wanted[: len(found)] and len(found) > best_length:
-            best, best_length = number, len(found)
-    return best
+            found.append((number, (*table, *_split(match[1]))))
+    return found
 
 
 def _split(dotted: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Configuration of the orchestrator."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -26,6 +26,7 @@ from rlmake.config.shared import (
     check_env_vars,
 )
 from rlmake.config.sources import OnlineEvalSource, SelectConfig, TrainSource, inherit, name_faults
+from rlmake.config.spread import get
 
 DEFAULT_BATCH_SIZE = 128
 
@@ -44,6 +45,17 @@ class TrainConfig(Config):
     group_size: int = semantic(1, "Rollouts per task.", ge=1, shared=True)
     sampling: TrainSamplingConfig = semantic(TrainSamplingConfig, "Sampling.", shared=True)
     algo: Algo = semantic(GRPOConfig(), "Algorithm.", shared=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _algo_type(cls, data: Any) -> Any:
+        """A source's `algo` without a `type` changes options of the shared algorithm."""
+        if isinstance(data, dict) and isinstance(data.get("source"), list):
+            kind = get(data, "algo.type", "grpo")
+            for source in data["source"]:
+                if isinstance(source, dict) and isinstance(source.get("algo"), dict):
+                    source["algo"].setdefault("type", kind)
+        return data
 
     @model_validator(mode="after")
     def _share(self):

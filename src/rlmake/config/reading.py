@@ -24,15 +24,20 @@ def parse(cls: type[C], raw: dict[str, Any], file: Path | str | None = None) -> 
     """Validate a raw configuration. Raises `ConfigError` with every fault; `file` is named where the raw
     configuration does not remember a file itself."""
     data = plain_copy(dict(raw))
-    faults = unbuilt.faults(cls.entry, data, remove=True)
-    spread = getattr(cls, "spread", None)
-    if spread is not None:
-        faults += spread(data)
+    faults = unbuilt.faults(cls.entry, data)
+    filled: dict[str, str] = {}
+    if hasattr(cls, "spread"):
+        spreader = cls.spread(data)
+        faults, filled = faults + spreader.faults, spreader.filled
     config = None
     try:
         config = cls.model_validate(plain_copy(data))
     except ValidationError as error:
-        faults += of_validation(error, cls, data)
+        refused = tuple(fault.key for fault in faults)
+        for fault in of_validation(error, cls, data):
+            key = filled.get(fault.key or "", fault.key or "")
+            if not any(key == one or key.startswith(f"{one}.") for one in refused):
+                faults.append(Fault(fault.message, key))
     if config is not None and not faults:
         faults += unbuilt.faults(cls.entry, dump(config))
     if faults or config is None:

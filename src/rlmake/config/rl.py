@@ -29,7 +29,6 @@ from rlmake.config.shared import (
 from rlmake.config.spread import ABSENT, Spreader, as_int, get, is_null, put_device, put_server
 from rlmake.config.trainer import TrainerConfig
 from rlmake.config.unbuilt import is_built
-from rlmake.core.errors import Fault
 
 
 class SharedModelConfig(Config):
@@ -68,7 +67,7 @@ class RLConfig(Config):
     seq_len: int | None = semantic(None, "Longest row of the trainer and longest rollout.", ge=2, shared=True)
     seed: int = semantic(0, "Seed of everything random in all components.", ge=0, shared=True)
     deterministic: bool | Literal["auto"] = semantic(
-        "auto", "Same configuration, same bytes; auto: when the trainer runs on the CPU.", shared=True
+        "auto", "Same configuration, same bytes; auto: when trainer and managed inference run on the CPU.", shared=True
     )
     ckpt: CkptConfig | None = horizon(None, "Save checkpoints.", shared=True)
     resume: ResumeConfig | None = runtime(None, "Resume.", shared=True)
@@ -95,13 +94,13 @@ class RLConfig(Config):
         if not isinstance(data, dict):
             return data
         data = plain_copy(data)
-        if faults := cls.spread(data):
+        if faults := cls.spread(data).faults:
             raise Refused([(fault.key or "", fault.message) for fault in faults])
         return data
 
     @classmethod
-    def spread(cls, data: dict[str, Any]) -> list[Fault]:
-        """Fill the components' raw tables from the root's shared keys and the deployment; the contradictions."""
+    def spread(cls, data: dict[str, Any]) -> Spreader:
+        """Fill the components' raw tables from the root's shared keys and the deployment."""
         for name in ("trainer", "orchestrator"):
             data.setdefault(name, {})
         spreader = Spreader(data)
@@ -135,7 +134,7 @@ class RLConfig(Config):
         if managed:
             put_device(spreader, "inference", "num_infer_gpus")
             put_server(spreader, "orchestrator.model.client")
-        return spreader.faults
+        return spreader
 
     @model_validator(mode="after")
     def _resolve(self):
@@ -187,17 +186,23 @@ def _defaults(data: dict[str, Any], managed: bool) -> None:
     train_gpus = as_int(get(data, "deployment.num_train_gpus"), 1)
     infer_gpus = as_int(get(data, "deployment.num_infer_gpus"), 1)
     parts = ("trainer", "orchestrator", "inference")
-    for key, default in (("seed", 0), ("deterministic", train_gpus == 0)):
+    vllm = managed and (infer_gpus > 0 or get(data, "inference.engine") == "vllm")
+    exact = train_gpus == 0 and not vllm
+    for key, default in (("seed", 0), ("deterministic", exact)):
         if data.get(key, "auto") == "auto":
             given = [value for part in parts if (value := get(data, f"{part}.{key}", "auto")) != "auto"]
             data[key] = given[0] if given else default
             for part in parts:
                 if get(data, f"{part}.{key}") == "auto":
                     del data[part][key]
-    lora = get(data, "trainer.model.lora")
-    if all(get(data, f"{part}.weight_broadcast") is ABSENT for part in parts) and "weight_broadcast" not in data:
-        by_gpu = managed and train_gpus and infer_gpus and (lora is ABSENT or is_null(lora))
-        nccl = by_gpu and is_built("rl", "weight_broadcast.type", "nccl")
-        data["weight_broadcast"] = {"type": "nccl" if nccl else "filesystem"}
-    if all(get(data, f"{part}.rollout_transport") is ABSENT for part in parts) and "rollout_transport" not in data:
-        data["rollout_transport"] = {"type": "zmq" if train_gpus else "filesystem"}
+    lora = get(data, "trainer.model.lora", None)
+    by_gpu = bool(managed and train_gpus and infer_gpus and is_null(lora))
+    nccl = by_gpu and is_built("rl", "weight_broadcast.type", "nccl")
+    for key, kind in (
+        ("weight_broadcast", "nccl" if nccl else "filesystem"),
+        ("rollout_transport", "zmq" if train_gpus else "filesystem"),
+    ):
+        if all(get(data, f"{part}.{key}") is ABSENT for part in parts):
+            table = data.setdefault(key, {})
+            if isinstance(table, dict):
+                table.setdefault("type", kind)

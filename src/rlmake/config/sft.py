@@ -15,7 +15,6 @@ from rlmake.config.renderer import RendererConfig, resolve_auto
 from rlmake.config.shared import HeartbeatConfig, RunConfig, SlurmConfig, WeightBroadcast, default_output_dir
 from rlmake.config.spread import Spreader, get, put_device
 from rlmake.config.trainer import CUT_OF_WORK, TrainerCommon
-from rlmake.core.errors import Fault
 
 
 class LossMask(Config):
@@ -132,19 +131,19 @@ class SFTConfig(TrainerCommon):
         if not isinstance(data, dict):
             return data
         data = plain_copy(data)
-        if faults := cls.spread(data):
+        if faults := cls.spread(data).faults:
             raise Refused([(fault.key or "", fault.message) for fault in faults])
         return data
 
     @classmethod
-    def spread(cls, data: dict[str, Any]) -> list[Fault]:
-        """Device and threads follow from the deployment, the model's row length from the data; the contradictions."""
+    def spread(cls, data: dict[str, Any]) -> Spreader:
+        """Device and threads follow from the deployment, the model's row length from the data."""
         spreader = Spreader(data)
         put_device(spreader, "", "num_train_gpus")
         spreader.put(
             "model.seq_len", get(data, "data.seq_len", SFTDataConfig.model_fields["seq_len"].default), "data.seq_len"
         )
-        return spreader.faults
+        return spreader
 
     @model_validator(mode="after")
     def _resolve(self):

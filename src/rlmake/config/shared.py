@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
+from rlmake.config.fields import Config, FieldClass, horizon, runtime, semantic
+from rlmake.config.names import fault_of_path
 from rlmake.config.refused import Refused
 
 LogLevel = Literal["trace", "debug", "info", "success", "warning", "error", "critical"]
@@ -36,8 +37,6 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _safe(self):
-        from rlmake.config.names import fault_of_path
-
         faults = [(key, fault) for key in ("name", "dir") if (fault := fault_of_path(getattr(self, key)))]
         if faults:
             raise Refused(faults)
@@ -267,8 +266,3 @@ class GcConfig(Config):
     """Python's garbage collector, run at fixed steps."""
 
     interval: int = runtime(50, "Steps between collections.", ge=1)
-
-
-__all__ = [name for name in dir() if name.endswith(("Config", "Broadcast", "Transport"))] + [
-    "EnvVars", "LogLevel", "check_env_vars", "default_output_dir", "group",
-]  # fmt: skip

@@ -50,6 +50,8 @@ class Spreader:
     def __init__(self, data: dict[str, Any]):
         self.data = data
         self.faults: list[Fault] = []
+        self.filled: dict[str, str] = {}
+        """`{key of a component: key of the root that filled it}`; a fault of the one is a fault of the other."""
 
     def put(self, target: str, value: Any, origin: str) -> None:
         """Set `target` to `value`, which comes from the key `origin`. Tables are put field by field."""
@@ -63,6 +65,7 @@ class Spreader:
             return
         given = get(self.data, target)
         if given is ABSENT:
+            self.filled[target] = origin
             self._set(target, value)
         elif not same(given, value):
             self._conflict(target, given, value, origin)

@@ -101,21 +101,19 @@ def is_built(entry: str | None, path: str, value: Any) -> bool:
 FREE = ("env", "kwargs", "extra_body", "env_vars", "headers")  # tables whose keys belong to the user
 
 
-def faults(entry: str | None, data: Any, path: str = "", *, remove: bool = False) -> list[Fault]:
-    """One fault per refused key of a raw (or dumped) configuration; `remove` takes them out of `data`."""
+def faults(entry: str | None, data: Any, path: str = "") -> list[Fault]:
+    """One fault per refused key of a raw (or dumped) configuration."""
     found: list[Fault] = []
     if isinstance(data, list):
         for index, item in enumerate(data):
-            found += faults(entry, item, f"{path}{index}.", remove=remove)
+            found += faults(entry, item, f"{path}{index}.")
     if not isinstance(data, dict):
         return found
-    for key in list(data):
-        value, full = data[key], f"{path}{key}"
+    for key, value in data.items():
+        full = f"{path}{key}"
         hit = next((item for item in _matching(entry, full) if item.hits(value)), None) if key in _INDEX else None
         if hit is not None:
             found.append(Fault(hit.reason, full))
-            if remove:
-                del data[key]
         elif isinstance(value, dict | list) and value and key not in FREE:
-            found += faults(entry, value, f"{full}.", remove=remove)
+            found += faults(entry, value, f"{full}.")
     return found

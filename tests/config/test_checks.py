@@ -1,0 +1,296 @@
+"""Every validator has a case here that it must refuse, with the line that the user reads."""
+# ruff: noqa: E501 - tables of cases, one a line
+
+import pytest
+from config_samples import CPU, SOURCE, parsed, raw, schema
+
+from rlmake.config import parse, unbuilt
+from rlmake.config.fields import plain_copy
+from rlmake.config.orchestrator import OrchestratorConfig
+from rlmake.config.rl_checks import rl_faults
+from rlmake.config.trainer import LoRAConfig
+from rlmake.core.errors import ConfigError
+
+FROZEN = {"name": "teacher", "base_url": "http://localhost:8001/v1"}
+GPUS = {"gpus_per_node": 8, "num_train_gpus": 2, "num_infer_gpus": 0}
+
+
+def source(**changes):
+    return {**plain_copy(SOURCE), **changes}
+
+
+RL = [
+    # deployment
+    ({"inference": ..., "deployment": {**CPU, "num_infer_gpus": 1}}, "inference: is needed with deployment.num_infer_gpus = 1"),
+    ({"deployment": {**GPUS, "gpus_per_node": 1}}, "deployment.gpus_per_node: 2 GPUs for trainer and inference exceed 1"),
+    ({"deployment": {**CPU, "num_train_gpus": -1}}, "deployment.num_train_gpus: must be ≥ 0, not -1"),
+    ({"deployment__typ": "x"}, "deployment.typ: unknown key; did you mean 'type'?"),
+    ({"trainer": {"device": "cuda"}}, "trainer.device: 'cuda' contradicts (deployment.num_train_gpus) device = 'cpu'"),
+    ({"deployment": {**CPU, "cpu_threads": 1}, "trainer": {"cpu_threads": 2}}, "trainer.cpu_threads: 2 contradicts"),
+    # shared keys
+    ({"trainer": {"max_steps": 3}}, "trainer.max_steps: 3 contradicts max_steps = 20; give it once, at the root"),
+    ({"inference": {"vllm": {"model": "b"}}}, "inference.vllm.model: 'b' contradicts model.name = 'outputs/a/sft/weights'"),
+    ({"trainer": {"ckpt": None}}, "trainer.ckpt: None contradicts ckpt = a table"),
+    ({"seed": 1, "orchestrator__seed": 2}, "orchestrator.seed: 2 contradicts seed = 1"),
+    ({"trainer": {"seed": 1}, "orchestrator__seed": 2}, "orchestrator.seed: 2 contradicts seed = 1"),
+    ({"deterministic": False, "trainer": {"deterministic": True}}, "trainer.deterministic: True contradicts"),
+    ({"weight_broadcast": {"type": "filesystem"}, "trainer": {"weight_broadcast": {"timeout": 5}},
+      "inference": {"weight_broadcast": {"type": "filesytem"}}}, "inference.weight_broadcast.type: 'filesytem' contradicts"),
+    # consistency of components set one by one
+    ({"max_steps": ..., "trainer": {"max_steps": 3}}, "orchestrator.max_steps: None contradicts trainer.max_steps = 3"),
+    ({"ckpt": ..., "trainer": {"ckpt": {}}}, "orchestrator.ckpt: is needed too"),
+    ({"ckpt": ..., "orchestrator__ckpt": {}}, "trainer.ckpt: is needed too"),
+    ({"ckpt": ..., "trainer": {"ckpt": {"interval": 2}}, "orchestrator__ckpt": {"interval": 3}},
+     "orchestrator.ckpt.interval: 3 contradicts trainer.ckpt.interval = 2"),
+    ({"trainer": {"resume": {}}}, "orchestrator.resume: is needed too"),
+    ({"trainer": {"resume": {"step": 2}}, "orchestrator__resume": {"step": 3}}, "orchestrator.resume.step: 3 contradicts"),
+    ({"trainer": {"model": {"seq_len": 1024}}}, "trainer.model.seq_len: 1024 is below orchestrator.seq_len = 2048"),
+    ({"model": ..., "trainer": {"model": {"name": "a"}}}, "orchestrator.model.name: 'Qwen/Qwen3-0.6B' contradicts"),
+    ({"trainer": {"tokenizer": {"chat_template": "x"}}}, "orchestrator.tokenizer.chat_template: None contradicts"),
+    ({"tokenizer": {"chat_template": "x"}, "inference": {"vllm": {"chat_template": "y"}}},
+     "inference.vllm.chat_template: 'y' contradicts tokenizer.chat_template = 'x'"),
+    ({"run": {"name": "a"}, "trainer": {"run": {"name": "b"}}}, "trainer.run.name: 'b' contradicts run.name = 'a'"),
+    # transport
+    ({"trainer": {"rollout_transport": {"type": "zmq"}}}, "orchestrator.rollout_transport.type: 'filesystem' contradicts"),
+    ({"inference": {"server": {"port": 8000}}, "orchestrator__model": {"client": {"base_url": "http://localhost:8001/v1"}}},
+     "orchestrator.model.client.base_url: port 8001 contradicts inference.server.port = 8000"),
+    # batches, groups, concurrency
+    ({"orchestrator__batch_size": 12}, "orchestrator.batch_size: 12 is not a multiple of group_size = 8"),
+    ({"orchestrator__train__source": [source(group_size=7)]}, "orchestrator.batch_size: 128 is not a multiple of group_size = 7"),
+    ({"orchestrator__batch_size": 8, "orchestrator__token_batch_size": 99}, "orchestrator.batch_size: give either"),
+    ({"orchestrator__concurrency": {"max_inflight": 4}}, "orchestrator.concurrency.max_inflight: 4 is below the largest group_size = 8"),
+    ({"orchestrator__concurrency": {"initial_inflight": 4}}, "orchestrator.concurrency.initial_inflight: 4 is below"),
+    ({"orchestrator__concurrency": {"min_inflight": 9, "max_inflight": 8}}, "orchestrator.concurrency.min_inflight: must be ≤ max_inflight = 8, not 9"),
+    ({"orchestrator__concurrency": {"initial_inflight": 9, "max_inflight": 8}}, "orchestrator.concurrency.initial_inflight: must be ≤"),
+    ({"orchestrator__max_off_policy_steps": -1}, "orchestrator.max_off_policy_steps: must be ≥ 0, not -1"),
+    # sources
+    ({"orchestrator__train__source": []}, "orchestrator.train.source: needs at least one source"),
+    ({"orchestrator__train__source": [{"name": "x", "env": {}}]}, "orchestrator.train.source.0.env.taskset.id: is needed"),
+    ({"orchestrator__train__source": [{"name": "x"}]}, "orchestrator.train.source.0.env: is needed"),
+    ({"orchestrator__train__source": [source(), source()]}, "orchestrator.train.source.1.name: 'reverse-text' is also the name of source 0"),
+    ({"orchestrator__train__source": [source(name="all")]}, "orchestrator.train.source.0.name: 'all' is reserved"),
+    ({"orchestrator__train__source": [source(name="agg")]}, "orchestrator.train.source.0.name: 'agg' is reserved"),
+    ({"orchestrator__train__source": [source(name="../x")]}, "orchestrator.train.source.0.name: '../x' is no safe name"),
+    ({"orchestrator__train__source": [source(ratio=0)]}, "orchestrator.train.source.0.ratio: must be > 0, not 0"),
+    ({"orchestrator__train__source": [source(rato=1)]}, "orchestrator.train.source.0.rato: unknown key; did you mean 'ratio'?"),
+    ({"orchestrator__eval": {}}, "orchestrator.eval.source: needs at least one source"),
+    ({"orchestrator__eval": {"source": [source(), source()]}}, "orchestrator.eval.source.1.name: 'reverse-text' is also"),
+    ({"orchestrator__train__source": [source(algo={"loss_aggregation": "prompt"}), source(name="b")]},
+     "orchestrator.train.source: all sources must share algo.loss_aggregation"),
+    # renderer
+    ({"orchestrator__renderer": ...}, "orchestrator.renderer.name: 'auto' knows hub ids only, not 'outputs/a/sft/weights'"),
+    ({"orchestrator__renderer": {"name": "qwen"}}, "orchestrator.renderer.name: expected a renderer's name, not 'qwen'; did you mean 'qwen3'?"),
+    ({"orchestrator__renderer": {"name": "custom"}}, "orchestrator.renderer.import_path: is needed"),
+    ({"orchestrator__renderer": {"name": "qwen3", "import_path": "a.b"}}, "orchestrator.renderer.import_path: is needed with name 'custom', and only"),
+    ({"orchestrator__renderer": {"enable_thinking": False}}, "orchestrator.renderer.name: 'auto' takes no options"),
+    # algorithms and sampling
+    ({"orchestrator__train__algo": {"type": "grp"}}, "orchestrator.train.algo: type: expected"),
+    ({"orchestrator__train__algo": {"type": "sft"}}, "orchestrator.train.algo.sampling.source: 'sft' needs a frozen model"),
+    ({"orchestrator__train__algo": {"sampling": {"source": FROZEN}}}, "orchestrator.train.algo.sampling.source: 'grpo' must sample from the live policy"),
+    ({"orchestrator__train__algo": {"type": "opd", "teacher": FROZEN, "sampling": {"source": FROZEN}}},
+     "orchestrator.train.algo.sampling.source: 'opd' must sample from the live policy"),
+    ({"orchestrator__train__algo": {"type": "opd"}}, "orchestrator.train.algo.teacher: is needed"),
+    ({"orchestrator__train__algo": {"type": "sft", "sampling": {"source": {"name": "x"}}}}, "base_url"),
+    ({"orchestrator__train__algo": {"type": "rae", "decay": 1.0}}, "orchestrator.train.algo.decay: must be < 1, not 1.0"),
+    ({"orchestrator__train__algo": {"type": "hierarchical_grpo", "episode_agents": []}}, "orchestrator.train.algo.episode_agents: needs at least 1"),
+    ({"orchestrator__train__algo": {"type": "echo", "roles": {"tool": {"alpha": 0}}}}, "orchestrator.train.algo.roles.tool.alpha: must be > 0"),
+    ({"orchestrator__train__sampling": {"temperature": 0}}, "orchestrator.train.sampling.temperature: must be > 0, not 0"),
+    ({"trainer": {"loss": {"type": "custom"}}}, "trainer.loss.import_path: is needed"),
+    ({"trainer": {"loss": {"type": "icepop", "ratio_low": 6}}}, "trainer.loss.ratio_low: must be below ratio_high = 5.0"),
+    ({"trainer": {"loss": {"type": "ipoo"}}}, "trainer.loss: type: expected"),
+    # resume, schedule, model
+    ({"resume": {"step": 1, "dir": "a/step_1"}}, "resume.step: give either step or dir, not both"),
+    ({"resume": {"dir": "outputs/a/checkpoints"}}, "resume.dir: must end in step_<n>"),
+    ({"resume": {"step": 0}}, "resume.step: must be ≥ 1, not 0"),
+    ({"trainer": {"scheduler": {"type": "linear", "warmup_steps": 0, "decay_steps": 0}}}, "trainer.scheduler: linear needs"),
+    ({"max_steps": ..., "trainer": {"scheduler": {"type": "linear"}}}, "trainer.scheduler.decay_steps: a decay needs max_steps"),
+    ({"max_steps": 19, "trainer": {"scheduler": {"type": "linear"}}}, "trainer.scheduler: warmup_steps + decay_steps = 20 exceeds max_steps = 19"),
+    ({"max_steps": ..., "trainer": {"scheduler": {"type": "cosine"}}}, "trainer.scheduler: cosine needs max_steps"),
+    ({"max_steps": 10, "trainer": {"scheduler": {"type": "cosine"}}}, "trainer.scheduler.warmup_steps: must be below max_steps = 10"),
+    ({"trainer": {"model": {"optimization_dtype": "fp32"}}}, "trainer.model.optimization_dtype: expected 'float32' or 'bfloat16', not 'fp32'"),
+    ({"trainer": {"optim": {"lr": "fast"}}}, "trainer.optim.lr: expected a number, not 'fast'"),
+    ({"trainer": {"optim": {"weight_decay": "x"}}}, "trainer.optim.weight_decay: expected a number or 'auto', not 'x'"),
+    ({"trainer": {"optim": {"lr": float("nan")}}}, "trainer.optim.lr: must be"),
+    ({"trainer": {"optim": "adamw"}}, "trainer.optim: expected a table, not 'adamw'"),
+    ({"trainer": "t.toml"}, "trainer: expected a table, not 't.toml'"),
+    ({"orchestrator": []}, "orchestrator: expected a table, not []"),
+    # names and variables
+    ({"run": {"name": "a b"}}, "run.name: 'a b' is no safe name"),
+    ({"run": {"name": "-x"}}, "run.name: '-x' is no safe name"),
+    ({"run": {"dir": "../x"}}, "run.dir: '..' is no safe name"),
+    ({"env_vars": {"PRL_RUN_ID": "x"}}, "env_vars.PRL_RUN_ID: is set by the launcher"),
+    ({"trainer": {"env_vars": {"CUDA_VISIBLE_DEVICES": "0"}}}, "trainer.env_vars.CUDA_VISIBLE_DEVICES: is set by the launcher"),
+    ({"log": {"level": "loud"}}, "log.level: expected"),
+]  # fmt: skip
+
+SFT = [
+    ({"data": {"name": "x", "batch_size": 30, "micro_batch_size": 4}}, "data.batch_size: 30 is not a multiple of ranks × micro_batch_size = 4"),
+    ({"deployment": {**CPU, "num_train_ranks": 3}}, "data.batch_size: 64 is not a multiple of ranks × micro_batch_size = 3"),
+    ({"renderer": ...}, "renderer.name: 'auto' knows hub ids only, not 'outputs/a/model/weights': name the renderer"),
+    ({"renderer": {"name": "default"}}, "renderer.name: 'default' cannot tell which tokens to train"),
+    ({"device": "cuda"}, "device: 'cuda' contradicts (deployment.num_train_gpus) device = 'cpu'"),
+    ({"model__seq_len": 64}, "model.seq_len: 64 contradicts data.seq_len = 128"),
+    ({"deployment": {"num_train_gpus": 9}}, "deployment.gpus_per_node: 9 GPUs are asked for, the host has 8"),
+    ({"data__subsets": ["a"], "data__splits": ["a", "b"]}, "data.splits: has 2 entries, subsets 1"),
+    ({"data__subsets": ["a", "b"], "data__probabilities": [1]}, "data.probabilities: has 1 entries for 2 mixed parts"),
+    ({"data__loss_mask": {"assistant": False}}, "data.loss_mask: no role trains"),
+    ({"data__seq_len": 1}, "data.seq_len: must be ≥ 2, not 1"),
+    ({"data": "train.jsonl"}, "data: expected a table, not 'train.jsonl'"),
+    ({"scheduler": {"type": "linear", "warmup_steps": 30}}, "scheduler: warmup_steps + decay_steps = 40 exceeds max_steps = 20"),
+    ({"data__columns": {"message": "x"}}, "data.columns.message: unknown key; did you mean 'messages'?"),
+]  # fmt: skip
+
+OTHERS = [
+    ("TrainerConfig", {"device": "cpu", "model": {"attn": "flash_attention_2"}}, "model.attn: flash_attention_2 needs a GPU"),
+    ("TrainerConfig", {"model": {"fsdp_cpu_offload": True, "optim_cpu_offload": True}}, "model.optim_cpu_offload: excludes fsdp_cpu_offload"),
+    ("TrainerConfig", {"optim": {"type": "muon"}, "model": {"fsdp_cpu_offload": True}}, "model.fsdp_cpu_offload: does not work with muon"),
+    ("TrainerConfig", {"trace_path": "t", "max_steps": 10}, "trace_path: needs max_steps below 10"),
+    ("OrchestratorConfig", {"train": {"group_size": 3, "source": [SOURCE]}}, "batch_size: 128 is not a multiple of group_size = 3"),
+    ("InferenceConfig", {"engine": "vllm", "deterministic": True}, "deterministic: the vllm engine does not promise equal bytes"),
+    ("InferenceConfig", {"engine": "vlm"}, "engine: expected 'auto', 'vllm', 'transformers', not 'vlm'; did you mean 'vllm'?"),
+    ("InferenceConfig", {"server": {"port": 70000}}, "server.port: must be ≤ 65535, not 70000"),
+    ("EvalConfig", {"source": []}, "source: needs at least one source"),
+    ("EvalConfig", {"source": [SOURCE, SOURCE]}, "source.1.name: 'reverse-text' is also the name of source 0"),
+    ("EvalConfig", {"deployment": {"num_infer_gpus": 9}}, "deployment.num_infer_gpus: must be ≤ gpus_per_node = 8"),
+    ("EvalConfig", {"model": "a", "inference": {"vllm": {"model": "b"}}}, "inference.vllm.model: 'b' contradicts model = 'a'"),
+    ("EvalConfig", {"sampling": {"top_p": 2}}, "sampling.top_p: must be ≤ 1, not 2"),
+    ("EvalConfig", {"sampling": {"reasoning_effort": "hihg"}}, "did you mean 'high'?"),
+    ("EnvServerConfig", {"env": {}}, "env.taskset.id: is needed"),
+    ("EnvServerConfig", {"name": "a/b"}, "name: 'a/b' is no safe name"),
+    ("EnvServerConfig", {"name": ...}, "name: is needed"),
+    ("DataConfig", {"source": {"min_chars": 9, "max_chars": 8}}, "source.min_chars: must be ≤ max_chars = 8, not 9"),
+    ("DataConfig", {"source": {"type": "file"}}, "source.paths: is needed"),
+    ("DataConfig", {"source": {"type": "file", "paths": {}}}, "source.paths: needs at least 1"),
+    ("DataConfig", {"source": {"type": "file", "paths": {"../x": "a"}}}, "source.paths.../x: '../x' is no safe name"),
+    ("DataConfig", {"source": {"type": "files"}}, "source: type: expected 'pydoc-phrases', 'file', not 'files'; did you mean 'file'?"),
+    ("InitConfig", {"architecture": {"num_attention_heads": 3}}, "architecture.num_attention_heads: 3 is not a multiple"),
+    ("InitConfig", {"architecture": {"head_dim": 31}}, "architecture.head_dim: must be even, not 31"),
+    ("InitConfig", {"tokenizer": ...}, "tokenizer: is needed"),
+    ("InitConfig", {"tokenizer": {"text": "x", "vocab_size": 100}}, "tokenizer.vocab_size: must be ≥ 265, not 100"),
+    ("ImportConfig", {"source": {"type": "hub", "id": "a/b"}}, "source.revision: is needed"),
+    ("ImportConfig", {"source": {"type": "hub", "id": "a/b", "revision": "main"}}, "source.revision: expected text like ^[0-9a-f]{40}$, not 'main'"),
+    ("ImportConfig", {"source": ...}, "source: is needed"),
+    ("ImportConfig", {"source": {"path": "x"}}, "source: type: is needed"),
+]  # fmt: skip
+
+
+def refused(monkeypatch, name: str, changes: dict, expected: str) -> None:
+    monkeypatch.setattr(unbuilt, "faults", lambda *args, **kwargs: [])
+    with pytest.raises(ConfigError) as error:
+        parsed(name, **changes)
+    lines = str(error.value).splitlines()
+    assert any(line.startswith(expected) or expected in line for line in lines), lines
+    assert all(len(line) < 300 for line in lines)
+
+
+@pytest.mark.parametrize(("changes", "expected"), RL, ids=lambda value: value if isinstance(value, str) else "")
+def test_rl(monkeypatch, changes, expected):
+    refused(monkeypatch, "RLConfig", changes, expected)
+
+
+@pytest.mark.parametrize(("changes", "expected"), SFT, ids=lambda value: value if isinstance(value, str) else "")
+def test_sft(monkeypatch, changes, expected):
+    refused(monkeypatch, "SFTConfig", changes, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"), OTHERS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_others(monkeypatch, name, changes, expected):
+    refused(monkeypatch, name, changes, expected)
+
+
+def test_curriculum(monkeypatch):
+    for curriculum, expected in (
+        ({"sampler": {"type": "difficulty_pool", "pools": {}}}, "pools: needs at least one pool"),
+        ({"sampler": {"type": "difficulty_pool", "pools": {"a": {"threshold": 1, "weight": 0}}}}, "a positive weight"),
+        (
+            {"sampler": {"type": "difficulty_pool", "pools": {k: {"threshold": 1, "weight": 1} for k in "ab"}}},
+            "two pools have the same threshold",
+        ),
+        ({"gates": {"g": {"reject_min": 1}}}, "gates.g.reject_min: must be ≤ reject_max = 0.0, not 1.0"),
+    ):
+        sources = [source(curriculum=curriculum)]
+        refused(monkeypatch, "RLConfig", {"orchestrator__train__source": sources}, expected)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "changes", "expected"),
+    [
+        ({"type": "multi_node", "num_train_nodes": 3, "nodes_per_fsdp_group": 2}, {}, "nodes_per_fsdp_group: 2 does not divide"),
+        ({"type": "multi_node", "num_train_nodes": 1}, {}, "deployment.type: multi_node needs [slurm]"),
+        ({"type": "multi_node", "num_train_nodes": 1, "num_infer_nodes": 0}, {}, "num_infer_nodes: 0 needs [trainer.data.fake]"),
+        ({"type": "multi_node", "num_train_nodes": 1, "num_infer_nodes": 1}, {"inference": ...}, "inference: is needed: deployment.num_infer"),
+        ({"num_train_gpus": 1, "num_infer_gpus": 3}, {"inference": {"vllm": {"tensor_parallel_size": 2}}}, "3 is not a multiple of"),
+        ({"num_train_gpus": 3, "num_infer_gpus": 0}, {"trainer": {"model": {"cp": 2}}}, "trainer.model.cp: 2 does not divide the trainer's 3"),
+        (CPU, {"weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type: 'nccl' needs a GPU on either side"),
+        (
+            {"num_train_gpus": 1, "num_infer_gpus": 1},
+            {"weight_broadcast": {"type": "nccl"}, "trainer": {"model": {"lora": {}}}},
+            "weight_broadcast.type: 'nccl' does not work with trainer.model.lora",
+        ),
+        (CPU, {"monitors": {"wandb": {"offline": True}}}, "monitors.wandb.offline: true does not work"),
+        (CPU, {"trainer": {"monitors": {"wandb": {}}}}, "monitors.wandb: must be on for trainer and orchestrator"),
+        (
+            CPU,
+            {"trainer": {"monitors": {"wandb": {}}}, "orchestrator__monitors": {"wandb": {"project": "b"}}},
+            "orchestrator.monitors.wandb.project: 'b' contradicts",
+        ),
+    ],
+)  # fmt: skip
+def test_placement_and_monitors(monkeypatch, deployment, changes, expected):
+    refused(monkeypatch, "RLConfig", {"deployment": deployment, **changes}, expected)
+
+
+def test_more_of_sft(monkeypatch):
+    multi = {"type": "multi_node", "num_train_nodes": 1}
+    cp = {"data": {"name": "x", "seq_len": 129, "micro_batch_size": 2}, "model": {"cp": 2, "name": "a"}}
+    refused(monkeypatch, "SFTConfig", {"deployment": multi}, "deployment.type: multi_node needs [slurm]")
+    refused(monkeypatch, "SFTConfig", cp, "data.seq_len: 129 is not a multiple of model.cp = 2")
+    refused(monkeypatch, "SFTConfig", cp, "data.micro_batch_size: must be 1 with model.cp above 1")
+    refused(monkeypatch, "SFTConfig", {"inference": {}}, "inference: needs [eval]")
+
+
+def test_checks_that_only_a_changed_object_can_meet():
+    """Contradictions that spreading makes impossible in files are still found in a configuration changed in code."""
+    config = parsed("RLConfig")
+    config.inference.vllm.model = "b"
+    config.inference.vllm.chat_template = "t"
+    config.orchestrator.weight_broadcast = config.orchestrator.weight_broadcast.model_copy(update={"type": "nccl"})
+    config.trainer.model.lora = LoRAConfig()
+    keys = {key for key, _ in rl_faults(config)}
+    assert {"inference.vllm.model", "inference.vllm.chat_template", "orchestrator.weight_broadcast.type"} <= keys
+
+
+def test_a_missing_default_algorithm_value_is_not_hidden():
+    assert OrchestratorConfig.model_validate(raw("OrchestratorConfig")).train.algo.type == "grpo"
+
+
+UNBUILT = [
+    ("RLConfig", {"monitors": {"wandb": {}}}, "monitors.wandb"),
+    ("RLConfig", {"monitors": {"prime": {}}}, "monitors.prime"),
+    ("RLConfig", {"slurm": {}}, "slurm"),
+    ("RLConfig", {"deployment": {**CPU, "num_infer_gpus": 1}}, "inference.engine"),
+    ("RLConfig", {"inference": {"engine": "vllm"}}, "inference.engine"),
+    ("RLConfig", {"weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type"),
+    ("RLConfig", {"trainer": {"model": {"lora": {}}}}, "trainer.model.lora"),
+    ("RLConfig", {"trainer": {"model": {"cp": 2}}}, "trainer.model.cp"),
+    ("RLConfig", {"trainer": {"model": {"vlm": {}}}}, "trainer.model.vlm"),
+    ("SFTConfig", {"model__ep": 8}, "model.ep"),
+    ("SFTConfig", {"eval": {"source": [SOURCE]}}, "eval"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "key"), UNBUILT, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_not_built_is_refused_in_one_line(name, changes, key):
+    if unbuilt.is_built(schema(name).entry, key, {"x": 1}) and not unbuilt.UNBUILT:
+        pytest.skip("built by now")
+    with pytest.raises(ConfigError) as error:
+        parsed(name, **changes)
+    assert [fault.key for fault in error.value.faults] == [key], str(error.value)
+    assert "not built yet" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_free_tables_of_the_user_are_not_searched_for_unbuilt_keys():
+    env = {"taskset": {"id": "reverse-text", "router": True}, "slurm": {"x": 1}}
+    assert parse(schema("OrchestratorConfig"), {"train": {"source": [{"env": env}]}})

@@ -1,0 +1,240 @@
+"""Composition of files and command lines: precedence, `extends`, null, and nothing dropped unseen (fault case O08)."""
+
+import pytest
+from config_samples import SOURCE
+
+from rlmake.config import EvalConfig, RLConfig, SFTConfig, compose, parse_argv
+from rlmake.config.layers import Composed, line_of, overlay
+from rlmake.core.errors import ConfigError, UserError
+
+BASE = """
+max_steps = 3
+output_dir = "from-base"
+inference = {}
+[deployment]
+num_train_gpus = 0
+num_infer_gpus = 0
+[monitors.file]
+float_decimals = 3
+[orchestrator]
+renderer.name = "qwen3"
+batch_size = 64
+[[orchestrator.train.source]]
+name = "one"
+env.taskset.id = "reverse-text"
+[[orchestrator.train.source]]
+name = "two"
+env.taskset.id = "reverse-text"
+[model]
+name = "outputs/a/sft/weights"
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, text: str) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return name
+
+    write("base.toml", BASE)
+    return write
+
+
+def rl(*argv: str) -> RLConfig:
+    return parse_argv(RLConfig, list(argv))[0]
+
+
+def faults(*argv: str, cls=RLConfig) -> str:
+    with pytest.raises(ConfigError) as error:
+        parse_argv(cls, list(argv))
+    return str(error.value)
+
+
+def test_lists_replace_and_tables_merge(write):
+    write("over.toml", '[monitors.file]\npath = "elsewhere"\n[[orchestrator.train.source]]\nenv.taskset.id = "rt"\n')
+    config = rl("@", "base.toml", "@", "over.toml", "--max-steps", "5")
+    assert [source.name for source in config.orchestrator.train.source] == ["rt"]
+    monitor = config.trainer.monitors.file
+    assert (monitor.path, monitor.float_decimals) == ("elsewhere", 3)
+    assert config.trainer.max_steps == config.orchestrator.max_steps == 5
+
+
+def test_precedence_command_line_later_earlier_env_default(write, monkeypatch):
+    monkeypatch.setenv("PRL_OUTPUT_DIR", "from-env")
+    write("late.toml", 'output_dir = "from-late"')
+    write("none.toml", BASE.replace('output_dir = "from-base"', ""))
+    assert rl("@", "base.toml", "@", "late.toml", "--output-dir", "from-cli").output_dir == "from-cli"
+    assert rl("@", "base.toml", "@", "late.toml").output_dir == "from-late"
+    assert rl("@", "late.toml", "@", "base.toml").output_dir == "from-base"
+    assert rl("@", "none.toml").output_dir == "from-env"
+    monkeypatch.delenv("PRL_OUTPUT_DIR")
+    assert rl("@", "none.toml").output_dir == "outputs"
+
+
+def test_options_win_wherever_they_stand(write):
+    assert rl("--max-steps", "9", "@", "base.toml").max_steps == 9
+
+
+def test_dashes_and_underscores_on_the_command_line_only(write):
+    assert rl("@", "base.toml", "--orchestrator.batch_size", "32").orchestrator.batch_size == 32
+    assert rl("@", "base.toml", "--orchestrator.batch-size", "32").orchestrator.batch_size == 32
+    write("dash.toml", "[orchestrator]\nbatch-size = 32\n")
+    text = faults("@", "base.toml", "@", "dash.toml")
+    assert text == "dash.toml:2: orchestrator.batch-size: unknown key; did you mean 'batch_size'?"
+
+
+def test_unknown_options_are_refused_with_a_suggestion(write):
+    assert faults("@", "base.toml", "--max-stepz", "5") == (
+        "command line: max_stepz: unknown key; did you mean 'max_steps'?"
+    )
+    text = faults("@", "base.toml", "--trainer.optim.learning-rate", "1")
+    assert text.startswith("command line: trainer.optim.learning_rate: unknown key")
+
+
+def test_text_where_a_table_stands_is_refused_both_ways(write):
+    write("text.toml", '[monitors]\nfile = "x"\n')
+    assert faults("@", "base.toml", "@", "text.toml") == "text.toml: monitors.file: expected a table, not 'x'"
+    text = faults("@", "text.toml", "--monitors.file.path", "b")
+    assert text == "text.toml: monitors.file: expected a table, not 'x': command line sets keys below it"
+
+
+def test_booleans_and_switched_tables(write):
+    write("ckpt.toml", "dashboard = true\n[ckpt]\ninterval = 5\n")
+    config = rl("@", "base.toml", "@", "ckpt.toml", "--no-dashboard", "--no-ckpt", "--no-monitors.file", "--clean")
+    assert config.dashboard is False and config.ckpt is None and config.clean is True
+    assert config.trainer.ckpt is None and config.trainer.monitors.file is None
+    config = rl("@", "base.toml", "--ckpt", "--resume.step", "4")
+    assert config.trainer.ckpt.interval is None and config.orchestrator.resume.step == 4
+    assert rl("@", "base.toml", "@", "ckpt.toml", "--ckpt", "None").ckpt is None
+    text = faults("@", "base.toml", "--monitors.no-file")
+    assert "--no-….file" in text and text.startswith("command line: monitors.no_file")
+
+
+def test_none_in_a_file_is_null_and_a_table_brings_it_back(write):
+    write("off.toml", 'ckpt = "None"\ntrainer.gc = "None"\n')
+    write("on.toml", "[ckpt]\ninterval = 2\n")
+    assert rl("@", "base.toml", "@", "on.toml", "@", "off.toml").ckpt is None
+    config = rl("@", "base.toml", "@", "off.toml", "@", "on.toml")
+    assert config.trainer.ckpt.interval == 2 and config.trainer.gc is None
+
+
+def test_lists_unions_and_elements_on_the_command_line(write):
+    config = rl(
+        "@", "base.toml", "--trainer.optim.type", "muon", "--trainer.optim.lr", "3e-4", "--trainer.log.ranks-filter",
+        "0", "1", "--orchestrator.train.source.1.env.taskset.num", "7", "--orchestrator.train.source.0.ratio=2",
+        "--trainer.loss.type", "custom", "--trainer.loss.import-path", "a.b", "--trainer.loss.kwargs.k", "5",
+    )  # fmt: skip
+    assert (config.trainer.optim.type, config.trainer.optim.lr) == ("muon", 3e-4)
+    assert config.trainer.log.ranks_filter == [0, 1]
+    assert config.orchestrator.train.source[1].env["taskset"] == {"id": "reverse-text", "num": 7}
+    assert config.orchestrator.train.source[0].ratio == 2 and config.trainer.loss.kwargs == {"k": 5}
+    sources = '[{"env": {"taskset": {"id": "json"}}}]'
+    assert rl("@", "base.toml", "--orchestrator.train.source", sources).orchestrator.train.source[0].name == "json"
+    text = faults("@", "base.toml", "--orchestrator.train.source.5.ratio", "2")
+    assert text == "command line: orchestrator.train.source.5: there is no element 5: the list has 2"
+    assert "not readable as JSON" in faults("@", "base.toml", "--env-vars", "{broken")
+
+
+def test_a_file_below_a_key(write):
+    write("t.toml", "[optim]\nlr = 0.5\n")
+    write("bad.toml", "[optim]\nlrr = 0.5\n")
+    assert rl("@", "base.toml", "--trainer", "@", "t.toml").trainer.optim.lr == 0.5
+    text = faults("@", "base.toml", "--trainer", "@", "bad.toml")
+    assert text.startswith("bad.toml:2: trainer.optim.lrr: unknown key")
+
+
+def test_json_and_yaml_files(write):
+    pytest.importorskip("yaml")
+    write("a.json", '{"max_steps": 7, "ckpt": null}')
+    write("a.yaml", "max_steps: 8\n")
+    assert rl("@", "base.toml", "@", "a.json").max_steps == 7
+    assert rl("@", "base.toml", "@", "a.json", "@", "a.yaml").max_steps == 8
+
+
+def test_extends_is_relative_ordered_and_not_inherited(write):
+    write("deep/one.toml", 'max_steps = 1\noutput_dir = "one"\n[experiment]\nmanual = true\nkind = "sft"\n')
+    write("deep/two.toml", "max_steps = 2\n[ckpt]\ninterval = 4\n")
+    write(
+        "deep/sub/run.toml",
+        '[experiment]\nkind = "rl"\nextends = ["../one.toml", "../two.toml"]\n[ckpt]\nkeep_last = 1\n',
+    )
+    composed = compose(["deep/sub/run.toml"])
+    assert composed == {"max_steps": 2, "output_dir": "one", "ckpt": {"interval": 4, "keep_last": 1}}
+    assert composed.origin(["max_steps"]) == "deep/sub/../two.toml"
+    assert rl("@", "base.toml", "@", "deep/sub/run.toml").max_steps == 2
+
+
+def test_extends_faults(write):
+    write("a.toml", '[experiment]\nextends = ["b.toml"]\n')
+    write("b.toml", '[experiment]\nextends = "a.toml"\n')
+    assert "b.toml: experiment.extends: extends itself: a.toml → b.toml → a.toml" in faults("@", "a.toml")
+    write("c.toml", '[experiment]\nextends = ["gone.toml"]\n')
+    assert faults("@", "c.toml") == "c.toml: experiment.extends: no such file: gone.toml (gone.toml)"
+    write("d.toml", "[experiment]\nextends = [3]\n")
+    assert "d.toml: experiment.extends: expected a file or a list of files" in faults("@", "d.toml")
+
+
+def test_files_that_cannot_be_read(write):
+    write("broken.toml", "a = = 1\n")
+    write("list.json", "[1]")
+    write("x.ini", "")
+    assert faults("@", "gone.toml") == "gone.toml: no such file"
+    assert faults("@", "broken.toml").startswith("broken.toml: not readable as TOML: ")
+    assert faults("@", "list.json") == "list.json: expected a table at the top, not list"
+    assert "expected a file ending in" in faults("@", "x.ini")
+    assert faults("@") == "command line: '@' needs a file after it"
+    assert faults("@base.toml") == "command line: '@base.toml': write '@ base.toml', with a space"
+    assert all("\n" not in str(text) for text in (faults("@", "gone.toml"), faults("@", "broken.toml")))
+
+
+def test_a_file_of_another_kind_or_a_grid_is_not_started(write):
+    write("kind.toml", '[experiment]\nkind = "sft"\n')
+    assert faults("@", "kind.toml") == "kind.toml:2: experiment.kind: this file is of kind 'sft', not 'rl'"
+    write("grid.toml", '[experiment]\nkind = "rl"\n[experiment.grid]\nseed = [0, 1]\n')
+    assert "grid.toml:3: experiment.grid" in faults("@", "base.toml", "@", "grid.toml")
+    write("suite.toml", "[experiment]\nmanual = true\n")
+    assert "needs at least one source" in faults("@", "suite.toml", cls=EvalConfig)
+
+
+def test_every_fault_is_reported_at_once_with_its_file_and_line(write):
+    write("bad.toml", 'max_steps = "many"\n\n[trainer.optim]\nlr = -1\ntyp = "sgd"\n[slurm]\n')
+    lines = faults("@", "base.toml", "@", "bad.toml", "--seed", "x").splitlines()
+    assert (
+        "bad.toml:6: slurm: submission to SLURM by an entry point is not built yet; use snakemake --profile slurm"
+        in lines
+    )
+    assert "bad.toml:1: trainer.max_steps: expected an integer, not 'many'" in lines or (
+        "bad.toml:1: max_steps: expected an integer, not 'many'" in lines
+    )
+    assert "bad.toml:4: trainer.optim.lr: must be ≥ 0, not -1" in lines
+    assert "bad.toml:5: trainer.optim.typ: unknown key; did you mean 'type'?" in lines
+    assert "command line: seed: expected an integer, not 'x'" in lines
+
+
+def test_lines_of_keys_in_arrays_and_dotted_keys(write):
+    write("l.toml", 'a.b = 1\n[[x.y]]\nk = 1\n[[x.y]]\nk = 2 # c\n[x.y.z]\n"q" = 3\n')
+    assert line_of("l.toml", ("a", "b")) == 1
+    assert line_of("l.toml", ("x", "y", "0", "k")) == 3
+    assert line_of("l.toml", ("x", "y", "1", "k")) == 5
+    assert line_of("l.toml", ("x", "y", "1", "z", "q")) == 7
+    assert line_of("l.toml", ("nowhere",)) is None and line_of("gone.toml", ("a",)) is None
+
+
+def test_overlay_remembers_origins():
+    base = Composed()
+    overlay(base, {"a": {"b": 1, "c": 2}}, "one")
+    overlay(base, {"a": {"b": 3}}, "two")
+    assert (base.origin(["a", "b"]), base.origin(["a", "c"])) == ("two", "one")
+    overlay(base, {"a": None}, "three")
+    overlay(base, {"a": {"d": 1}}, "four")
+    assert base == {"a": {"d": 1}}
+
+
+def test_errors_are_user_errors():
+    with pytest.raises(UserError):
+        parse_argv(SFTConfig, ["--data.batch-size", "0"])
+    assert SOURCE["name"] == "reverse-text"
