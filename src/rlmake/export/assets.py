@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_bytes, write_json
 
 # Names that Hugging Face tokenizers, processors, generation and remote code use.
@@ -17,16 +16,13 @@ PATTERNS = (
 
 
 def resolve(assets: str) -> Path:
-    """The folder of a local model, or of a hub id that is in the local cache (nothing is downloaded)."""
-    if Path(assets).is_dir():
-        return Path(assets)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    """The folder of a model or tokenizer: a local one, or a hub id's snapshot (small files only)."""
+    folder = Path(assets)
+    if folder.is_dir():
+        return folder
+    from rlmake.models.loading import locate
 
-    try:
-        return Path(snapshot_download(assets, allow_patterns=list(PATTERNS), local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
-        raise UserError(f"{assets}: neither a directory nor a model in the local hub cache") from None
+    return locate(assets, weights=False)
 
 
 def copy(source: Path, out: Path, chat_template: str | None = None) -> list[str]:

@@ -12,9 +12,9 @@ class ReportFacts:
     `lineage`: what the run descends from, oldest first, itself last, each
         `{name, stage: data|model|train, kind, fingerprint, step, manifest}`; `manifest` is the path of a manifest (of a
         training `<run directory>/manifests/step_<n>.json`), or None for a run started directly.
-    `evals`: `{suite, of, step, report}` in the order to show: `of` is the run whose weights were evaluated, `report` the
-        path of its report.json, with `episodes.jsonl` beside it. The first of a suite counts as "before", the last
-        as "after".
+    `evals`: `{suite, of, step, report}`: `of` is the run whose weights were evaluated, `report` the path of its
+        report.json, with `episodes.jsonl` beside it. Ordered by lineage, the first of a suite counts as "before", the
+        last as "after".
     `spec`: the run's specification (design §10); of a run started directly `{"config": resolved configuration}`.
     """
 
