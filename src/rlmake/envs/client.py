@@ -21,6 +21,25 @@ from verifiers.v1.utils.loaders import load_taskset
 from rlmake.core.errors import RunFailed, UserError
 from rlmake.envs import address as addresses
 from rlmake.envs import plugins
+from rlmake.models.renderer import typed_config
+
+
+def engine_client(client: Any, base_url: str, renderer: Any = None, tokenizer: str | None = None) -> vf.ClientConfig:
+    """How episodes reach an engine, for `EnvHandle.run`.
+
+    `client`: a `ClientConfig`; `base_url` ends in /v1. With a `renderer` (a `RendererConfig`) the env server renders
+    messages with `tokenizer` (a directory or hub id) and speaks tokens with the engine, so that an episode holds ids
+    and logprobs. Without one it relays chat completions, which any OpenAI-compatible endpoint answers: no ids.
+    """
+    common = {
+        "base_url": base_url,
+        "api_key_var": client.api_key_var,
+        "headers": client.headers,
+        "headers_from_env": client.headers_from_env,
+    }
+    if renderer is None:
+        return vf.EvalClientConfig(**common)
+    return vf.TrainClientConfig(**common, renderer=typed_config(renderer), renderer_model_name=tokenizer)
 
 
 @dataclass(frozen=True)
@@ -124,6 +143,10 @@ def _load_tasks(source: Any) -> tuple[Iterator[EnvTask], bool]:
         raise UserError(f"env {source.name!r}: {str(error).splitlines()[0]}") from error
     if not tasks:
         raise UserError(f"env {source.name!r}: its taskset has no tasks")
+    seen: dict[str, int] = {}
+    for task in tasks:
+        if (other := seen.setdefault(task.key, task.index)) != task.index:
+            raise UserError(f"env {source.name!r}: tasks {other} and {task.index} have one key, {task.key!r}")
     return iter(tasks), True
 
 

@@ -56,7 +56,7 @@ def _pydoc_phrases(source: Any) -> tuple[dict[str, list[Row]], dict[str, Any]]:
     train, heldout = train[: source.num_train], heldout[: source.num_heldout]
     if both := set(train) & set(heldout):
         raise AssertionError(f"{len(both)} phrases in both splits, e.g. {min(both)!r}")
-    splits = {"train": [_reversal(phrase) for phrase in train]}
+    splits = {"train": [_reversal(phrase, source.copy_share, source.seed) for phrase in train]}
     if heldout:
         splits["heldout"] = [_reversal(phrase) for phrase in heldout]
     # The text differs from one Python to the next, and the phrases with it: so its hash is on record.
@@ -64,11 +64,13 @@ def _pydoc_phrases(source: Any) -> tuple[dict[str, list[Row]], dict[str, Any]]:
     return splits, {"source": text}
 
 
-def _reversal(phrase: str) -> Row:
+def _reversal(phrase: str, copy_share: float = 0.0, seed: int = 0) -> Row:
+    """A row whose `target` is the phrase backwards, and whose `completion` (what SFT shows) is that or the phrase."""
+    copied = derive("phrases", "copied", seed, phrase) < copy_share * 2**63
     return {
         "id": f"{derive('phrase', phrase):016x}",
         "prompt": phrase,
-        "completion": phrase[::-1],
+        "completion": phrase if copied else phrase[::-1],
         "target": phrase[::-1],
     }
 

@@ -8,6 +8,7 @@ process, whatever else is installed. A user's own taskset is any importable modu
 import copy
 import importlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,15 @@ def register() -> None:
             path.append(own)
 
 
-def start_worker() -> None:
-    """Prepare a process that serves episodes: its log on stdout, our ids. Run by every worker of a pool too."""
-    logging.basicConfig(
-        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
-    )
+def start_worker(level: str | None = None) -> None:
+    """Prepare a process that serves episodes: its log on stdout, our ids. Run by every worker of a pool too.
+
+    `level` of verifiers' log falls back to `$PRIME_VF_LOG_LEVEL`, then info.
+    """
+    level = (level or os.environ.get("PRIME_VF_LOG_LEVEL") or "info").upper()
+    level = {"TRACE": "DEBUG", "SUCCESS": "INFO"}.get(level, level)  # loguru's levels that `logging` has not
+    form = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
+    logging.basicConfig(stream=sys.stdout, level=level, format=form, datefmt="%H:%M:%S")
     for noisy in ("httpx", "aiohttp.access", "openai"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     register()

@@ -5,8 +5,10 @@ its address for the clients of its run (`rlmake.envs.address`). A fault of a tas
 the episode that met it; the server goes on.
 """
 
+import functools
 import os
 import sys
+from pathlib import Path
 
 from rlmake.core import log, procs
 from rlmake.core.errors import ConfigError, Fault, entry_point
@@ -49,11 +51,14 @@ def _serve(cfg, ctx: RunContext, file: str) -> None:
         raise ConfigError(Fault(str(error).splitlines()[0], f"env of source '{cfg.name}'", file)) from error
     from verifiers.v1.serve import env_config_data, serve_env
 
+    path = Path(cfg.address_file) if cfg.address_file else address.address_file(ctx, cfg.split, cfg.name)
     serve_env(
-        max_workers=cfg.workers,
-        address=cfg.address or "tcp://127.0.0.1:0",
-        address_queue=_Published(address.address_file(ctx, cfg.split, cfg.name), ctx, cfg.name),
-        log_setup=plugins.start_worker,
+        max_workers=cfg.max_workers,
+        multiplex=cfg.multiplex,
+        max_concurrent=cfg.max_concurrent and max(1, cfg.max_concurrent // cfg.max_workers),
+        address=cfg.address,
+        address_queue=_Published(path, ctx, cfg.name),
+        log_setup=functools.partial(plugins.start_worker, cfg.log.vf_level),
         config_data=env_config_data(env),
     )
 

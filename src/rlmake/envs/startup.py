@@ -5,20 +5,15 @@ Measured on two busy cores: 12.8 s for `import verifiers.v1` as it comes, 5.8 s 
 `math_verify` (which loads SymPy). Both get an empty package of the same name and path; whatever is asked of it that is
 no submodule loads the real one, in place.
 
-A tokenizer costs as much again: transformers' `AutoTokenizer` imports torch. `light_tokenizers` reads plain
-`tokenizer.json` directories, those that rlmake writes, without it.
+A tokenizer costs as much again, for transformers' `AutoTokenizer` imports torch: see `tokens`.
 """
 
+import functools
 import importlib
 import importlib.util
-import json
 import sys
-import threading
-from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-PLAIN = {"PreTrainedTokenizerFast", "TokenizersBackend"}  # tokenizer classes that are their tokenizer.json, no more
 
 
 def _shell(name: str, **homes: str) -> ModuleType | None:
@@ -65,23 +60,9 @@ def light_imports() -> None:
 
 
 def light_tokenizers() -> None:
-    """Load plain local tokenizers without torch, and import what that needs in the background."""
+    """Have `renderers` (and so verifiers) read plain local tokenizers without transformers; see `tokens`."""
     from renderers import base
 
-    general = base.load_tokenizer
+    from rlmake.envs.tokens import load
 
-    def load(path: str) -> Any:
-        try:
-            plain = json.loads((Path(path) / "tokenizer_config.json").read_text())["tokenizer_class"] in PLAIN
-        except (OSError, ValueError, KeyError):
-            plain = False
-        if not plain:
-            return general(path)
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-
-    base.load_tokenizer = load
-    threading.Thread(
-        target=lambda: importlib.import_module("transformers").PreTrainedTokenizerFast, daemon=True
-    ).start()
+    base.load_tokenizer = functools.partial(load, general=base.load_tokenizer)

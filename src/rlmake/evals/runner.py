@@ -5,7 +5,6 @@ whatever the concurrency, and two models that are evaluated with one suite get t
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,18 +81,20 @@ async def evaluate(
 
 
 async def _all(worker: Callable[[], Any], number: int, stop: asyncio.Event | None) -> None:
-    """Run `number` workers to their end, or until `stop` is set; leave none behind."""
-    workers = asyncio.gather(*(worker() for _ in range(number)))
+    """Run `number` workers to their end, or until `stop` is set or one raises; leave none behind."""
+    workers = {asyncio.ensure_future(worker()) for _ in range(number)}
     stopping = asyncio.ensure_future(stop.wait() if stop is not None else asyncio.Event().wait())
+    running = set(workers)
     try:
-        await asyncio.wait({workers, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if workers.done():
-            workers.result()
+        while running and not stopping.done():
+            done, _ = await asyncio.wait({stopping, *running}, return_when=asyncio.FIRST_COMPLETED)
+            running -= done
+            for finished in done - {stopping}:
+                finished.result()
     finally:
-        for pending in (workers, stopping):
-            pending.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await pending
+        for task in (*workers, stopping):
+            task.cancel()
+        await asyncio.gather(*workers, stopping, return_exceptions=True)
 
 
 async def _episode(

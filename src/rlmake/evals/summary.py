@@ -43,8 +43,8 @@ def summarise(result: EnvResult) -> dict[str, Any]:
     """An environment's entry in report.json.
 
     `pass@k` is the mean over tasks of the unbiased estimate; it is left out unless every task that was scored has k
-    episodes. `avg@k`, for k the group size, is the mean reward. `failed` counts the episodes with an error, `errors` them
-    by type; `truncated` and `timeouts` are counts too. Numbers that need an episode are null when there is none.
+    episodes. `avg@k`, for k the group size, is the mean reward. `failed` counts the episodes with an error, `errors`
+    counts them by type; `truncated` and `timeouts` are counts too. What needs an episode is null when there is none.
     """
     records = result.records
     entry: dict[str, Any] = {

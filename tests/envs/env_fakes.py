@@ -1,12 +1,17 @@
-"""A fake engine on loopback: answers /v1/models, /inference/v1/generate and /v1/chat/completions, records requests."""
+"""A fake engine on loopback (/v1/models, /inference/v1/generate, /v1/chat/completions) and a toy tokenizer."""
 
 import asyncio
 import contextlib
+import json
 import threading
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
 
 class FakeEngine:
@@ -29,9 +34,7 @@ class FakeEngine:
 
     async def _answer(self, text: str):
         reply = self.reply(text)
-        if asyncio.iscoroutine(reply):
-            reply = await reply
-        return reply
+        return await reply if asyncio.iscoroutine(reply) else reply
 
     async def generate(self, request: Request):
         body = await request.json()
@@ -76,5 +79,28 @@ def serving(engine: FakeEngine):
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
     finally:
-        server.should_exit = True
+        server.should_exit = server.force_exit = True  # an answer that hangs is not waited for
         thread.join(10)
+
+
+def save_tokenizer(folder):
+    """Write tokenizer.json and tokenizer_config.json into `folder`; returns the folder as text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["write the words of the phrase backwards user assistant system"] * 8, trainer)
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
+    return str(folder)
+
+
+def load_tokenizer(folder):
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(folder)

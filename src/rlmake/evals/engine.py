@@ -1,0 +1,60 @@
+"""The engine that an evaluation asks: wait until it answers, and learn under which name it serves the model."""
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import httpx
+from loguru import logger
+
+from rlmake.core.errors import RunFailed, UserError, nearest
+
+POLL_S = 0.25
+
+
+async def await_model(client: Any, base_url: str, model: str | None, run_id: str | None = None) -> str:
+    """The name of the model at `base_url` (ending in /v1), once the engine answers.
+
+    `client`: a `ClientConfig`. `run_id`: the run that started the engine, where it must be that one and says who it is.
+    Raises `RunFailed` when none answers within `client.wait_for_ready_timeout`, `UserError` for a stranger's engine or
+    one that does not serve `model`.
+    """
+    listed = await _models(client, base_url)
+    served = [card["id"] for card in listed]
+    owner = next((card["run_id"] for card in listed if card.get("run_id")), None)
+    if run_id is not None and owner is not None and owner != run_id:
+        raise UserError(f"client.base_url: the engine at {base_url} belongs to run '{owner}', not to '{run_id}'")
+    if model in served:
+        return model
+    if model is None and len(served) == 1:
+        return served[0]
+    if client.skip_model_check and model is not None:
+        return model
+    names = ", ".join(served) or "no model"
+    raise UserError(f"model: {base_url} does not serve '{model}' but {names}{nearest(str(model), served)}")
+
+
+async def _models(client: Any, base_url: str) -> list[dict[str, Any]]:
+    headers = dict(client.headers)
+    headers |= {name: os.environ[var] for name, var in client.headers_from_env.items() if var in os.environ}
+    if key := os.environ.get(client.api_key_var):
+        headers.setdefault("Authorization", f"Bearer {key}")
+    deadline = time.monotonic() + client.wait_for_ready_timeout
+    told = False
+    async with httpx.AsyncClient(headers=headers, timeout=10.0, trust_env=False) as http:
+        while True:
+            try:
+                reply = await http.get(f"{base_url}/models")
+                if reply.status_code in (401, 403):
+                    raise UserError(f"client: {base_url} refuses the key in ${client.api_key_var}: {reply.status_code}")
+                reply.raise_for_status()
+                return [card for card in reply.json()["data"] if isinstance(card.get("id"), str)]
+            except (httpx.HTTPError, ValueError, KeyError, AttributeError, TypeError) as error:
+                fault = f"{type(error).__name__}: {error}"
+            if time.monotonic() > deadline:
+                raise RunFailed(f"client.base_url: no engine answers at {base_url} ({fault})")
+            if not told:
+                logger.info(f"waiting for the engine at {base_url}")
+                told = True
+            await asyncio.sleep(POLL_S)

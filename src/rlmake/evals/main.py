@@ -1,0 +1,97 @@
+"""The process of an evaluation: `python -m rlmake.evals.main @ <resolved>/eval.json`.
+
+Asks an engine and env servers that are there already, one source after the other, and leaves report.json,
+episodes.jsonl and report.html in the run directory. What is evaluated for whom stands in `identity.json` beside the
+configuration, where a launcher or the build has put it.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from rlmake.core import jsonio, log, procs
+from rlmake.core.errors import ConfigError, entry_point
+from rlmake.core.rundir import RunContext
+
+
+@entry_point
+def main(argv: list[str] | None = None) -> None:
+    """Evaluate all sources; exits 0 when the report is written, also when episodes failed."""
+    procs.die_with_parent()
+    from rlmake.config import EvalConfig, load_resolved
+
+    argv = sys.argv[1:] if argv is None else argv
+    if len(argv) != 2 or argv[0] != "@":
+        raise ConfigError("usage: python -m rlmake.evals.main @ eval.json")
+    path = Path(argv[1])
+    cfg = load_resolved(EvalConfig, path)
+    log.setup("eval", cfg.log.level, cfg.log.json_logging)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    identity_file = path.parent / "identity.json"
+    identity = jsonio.read_json(identity_file) if identity_file.exists() else {}
+    asyncio.run(run(cfg, RunContext.from_env(cfg.output_dir), identity))
+
+
+async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any]) -> dict[str, Any]:
+    """Evaluate the sources of an `EvalConfig` in their order. Returns the content of report.json."""
+    from rlmake import monitors
+    from rlmake.envs.client import engine_client
+    from rlmake.evals import report, summary
+    from rlmake.evals.runner import episode_deadline, evaluate, wire_sampling
+
+    own = cfg.inference is not None
+    base_url = cfg.client.base_url.rstrip("/")
+    logs = monitors.setup(cfg.monitors, "eval", ctx)
+    handles, model = await _connect(cfg, ctx, base_url, ctx.run_id if own else None)
+    # Tokens are only asked for where a renderer is named: chat completions serve every endpoint alike.
+    renderer = None if cfg.renderer.name == "auto" else cfg.renderer
+    client = engine_client(cfg.client, base_url, renderer, cfg.tokenizer.name)
+    results = []
+    try:
+        for source, env in zip(cfg.source, handles, strict=True):
+            result = await evaluate(
+                env,
+                client,
+                model,
+                group_size=source.group_size,
+                sampling=wire_sampling(source.sampling),
+                seed=cfg.seed,
+                max_inflight=cfg.concurrency.max_inflight or 1024,
+                deadline=episode_deadline(source.env),
+            )
+            entry = summary.summarise(result)
+            logger.success(summary.line(result, entry, 0))
+            logs.log(0, summary.metrics(result, entry))
+            results.append(result)
+    finally:
+        await asyncio.gather(*(env.close() for env in handles))
+        logs.close()
+    made = report.make(results, identity=identity, sampling=wire_sampling(cfg.sampling), seed=cfg.seed)
+    report.write(ctx.run_dir, made, results)
+    logger.info(f"report: {ctx.run_dir / report.REPORT}")
+    return made
+
+
+async def _connect(cfg: Any, ctx: RunContext, base_url: str, run_id: str | None) -> tuple[list[Any], str]:
+    """The handles of all sources and the model's name at the engine, waited for together."""
+    from rlmake.envs.address import address_file
+    from rlmake.envs.client import EnvHandle
+    from rlmake.evals.engine import await_model
+
+    def address(source: Any) -> str | Path:
+        return source.serve.address or address_file(ctx, "eval", source.name)
+
+    connecting = [EnvHandle.connect(source, address(source), run_id=ctx.run_id) for source in cfg.source]
+    wanted = cfg.model
+    if cfg.inference is not None:
+        wanted = cfg.inference.vllm.served_model_name or cfg.inference.vllm.model
+    model, *handles = await asyncio.gather(await_model(cfg.client, base_url, wanted, run_id), *connecting)
+    return handles, model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Phrases: what counts as prose, and that no phrase is on both sides whatever the text."""
+
+import re
+from pydoc_data.topics import topics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmake.envs import phrases
+
+WORD = st.text("abcdefgh", min_size=1, max_size=6)
+CLAUSE = st.lists(WORD, min_size=1, max_size=8)
+TEXT = st.lists(CLAUSE, min_size=1, max_size=30).map(lambda clauses: ", ".join(" ".join(words) for words in clauses))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TEXT, min_size=1, max_size=4), st.integers(1, 8), st.integers(0, 12), st.integers(0, 3))
+def test_no_phrase_on_both_sides_and_none_twice(texts, low, more, seed):
+    train, heldout = phrases.split(texts, low, low + more, seed)
+    assert not set(train) & set(heldout)
+    assert len(train) == len(set(train)) and len(heldout) == len(set(heldout))
+    for phrase in train + heldout:
+        assert low <= len(phrase) <= low + more
+        assert any(f" {phrase} " in f" {clause.strip()} " for text in texts for clause in text.split(","))
+
+
+@settings(max_examples=30, deadline=None)
+@given(TEXT, TEXT, st.integers(0, 3))
+def test_a_phrase_never_changes_sides_when_text_is_added(first, second, seed):
+    train, heldout = phrases.split([first], 3, 12, seed)
+    more_train, more_heldout = phrases.split([first, second], 3, 12, seed)
+    assert set(heldout).isdisjoint(more_train)
+    new = {clause for clause in phrases.clauses(second) if phrases.is_heldout(clause)}
+    taken = {phrase for clause in new for phrase in phrases.windows(clause, 3, 12)}
+    assert set(train) - taken <= set(more_train)
+    assert set(heldout) <= set(more_heldout)
+
+
+def test_clauses_end_at_punctuation_quotes_and_code():
+    text = 'When the *target* is (after all) a name, use "x" or int_max: 3 words. Plain “ones” too'
+    assert [" ".join(clause) for clause in phrases.clauses(text)] == [
+        "when the", "is", "after all", "a name", "use", "or", "words", "plain", "ones", "too",
+    ]  # fmt: skip
+
+
+def test_windows_are_whole_words_within_the_bounds():
+    assert list(phrases.windows(("a", "list", "of", "names"), 4, 7)) == ["a list", "list", "list of", "names"]
+
+
+def test_the_documentation_yields_plain_words_enough():
+    texts = phrases.paragraphs(topics)
+    assert not any("::=" in text or ">>>" in text for text in texts)
+    train, heldout = phrases.split(texts, 8, 24, 0)
+    assert len(train) > 20_000 and len(heldout) > 400
+    assert all(re.fullmatch("[a-z]+( [a-z]+)*", phrase) for phrase in train + heldout)
+    other, same_side = phrases.split(texts, 8, 24, 1)
+    assert other != train and sorted(other) == sorted(train) and sorted(same_side) == sorted(heldout)
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_heldout_share(position):
+    clauses = [(f"word{'abcdefghij'[n % 10]}" * (1 + position), str(n)) for n in range(3000)]
+    share = sum(map(phrases.is_heldout, clauses)) / len(clauses)
+    assert abs(share - 1 / phrases.HELDOUT_SHARE) < 0.03
