@@ -202,6 +202,7 @@ class Registry:
                 "suite": suite_name,
                 "suite_fingerprint": fingerprint("suite", "eval", semantic, edges.parents, code),
                 "step": model.step,
+                "target": Target(run_name, "eval", step, suite_name).path,
             },
         )
         self._evals[suite_name, model] = work
