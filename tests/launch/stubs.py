@@ -1,5 +1,6 @@
 """Real little processes for the supervision tests: `python stubs.py <role> …`."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -41,11 +42,13 @@ def finish() -> None:
 
 
 def rank() -> None:
-    """A trainer's rank: SIGUSR1 means save and leave with 75."""
+    """A trainer's rank: SIGUSR1 means save and leave with 75. Slow to import and slow to shut down, as they are."""
     procs.die_with_parent()
+    Path(sys.argv[2], f"started{os.environ['RANK']}").touch()
+    time.sleep(1.0)
+    atexit.register(lambda: (signal.signal(signal.SIGUSR1, signal.SIG_DFL), time.sleep(1.5)))
     left = []
     signal.signal(signal.SIGUSR1, lambda *_: left.append(1))
-    Path(sys.argv[2], f"rank{os.environ['RANK']}").touch()
     while not left:
         time.sleep(0.05)
     print("saved", flush=True)

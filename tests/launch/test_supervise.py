@@ -160,7 +160,7 @@ def test_save_and_leave_reaches_the_ranks_through_torchrun(logs, tmp_path):
     with pytest.raises(RunStopped, match="trainer saved a checkpoint and left") as caught, Supervisor() as supervisor:
         env = {**os.environ, KEY: str(logs), "OMP_NUM_THREADS": "1"}
         agent = supervisor.start("trainer", command, env, logs / "trainer.log", final=True)
-        supervisor.wait_until(lambda: (tmp_path / "rank0").exists() and (tmp_path / "rank1").exists(), 60, "ranks")
+        supervisor.wait_until(lambda: len(list(tmp_path.glob("started*"))) == 2, 60, "ranks")
         assert len(ranks(agent.popen.pid)) == 2
         os.kill(os.getpid(), signal.SIGUSR1)
         supervisor.wait()

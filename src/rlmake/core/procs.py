@@ -120,6 +120,16 @@ def find(key: str, accept: Callable[[str], bool]) -> list[Process]:
     return [one for one in found if one is not None]
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal now (SigCgt of /proc/<pid>/status); False when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+    except OSError:
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def parent(pid: int) -> int | None:
     """The parent's pid; None when the process is gone."""
     fields = _fields(pid)

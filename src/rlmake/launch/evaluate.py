@@ -32,7 +32,9 @@ def run(
     `identity` goes into the report: suite, run, fingerprints and step. Raises as `train.run` does.
     """
     out = Path(out).resolve()
-    fingerprint, name = identity.get("suite_fingerprint"), str(identity.get("run") or out.name)
+    # in a build the folder is named by the evaluation's own fingerprint; the suite's is shared by all models
+    fingerprint = out.name.rpartition("-")[2] if identity.get("suite_fingerprint") else None
+    name = str(identity.get("run") or out.name)
     with rundir.Held(out):
         kill_leftovers(out)
         if cfg.inference is not None:

@@ -19,7 +19,7 @@ from rlmake.launch import guard
 POLL_S = 0.05
 SETTLE_S = 0.5  # after a first death: others that fall with it are named in the same message
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
-LEAVE_AGAIN_S = 2.0
+LOOK_FOR_RANKS_S = 0.5
 TAIL_LINES = 15
 SAVED_AND_LEFT, DIVERGED = 75, 76  # exit codes of a trainer that are not failures of the program
 
@@ -66,7 +66,8 @@ class Supervisor:
         self.children: list[Child] = []
         self._grace = grace
         self._received: int | None = None
-        self._leave_again = float("inf")  # when to ask the ranks (again) to save and leave
+        self._look_for_ranks = float("inf")  # when to look (again) for ranks that have to be told to save and leave
+        self._told: set[procs.Process] = set()
         self._handlers: dict[int, object] = {}
 
     def __enter__(self) -> "Supervisor":
@@ -127,8 +128,8 @@ class Supervisor:
         if self._received is not None:
             name = signal.Signals(self._received).name
             raise RunStopped(f"stopped by {name}; every process of the run was ended", 128 + self._received)
-        if time.monotonic() > self._leave_again:
-            self._ask_to_leave()
+        if time.monotonic() > self._look_for_ranks:
+            self._tell_ranks()
         if not self._dead():
             return
         time.sleep(SETTLE_S)
@@ -174,14 +175,18 @@ class Supervisor:
         self._received = number
 
     def _leave(self, *_: object) -> None:
-        self._leave_again = 0.0
+        self._look_for_ranks = 0.0
 
-    def _ask_to_leave(self) -> None:
-        """SIGUSR1 to the ranks, not to torchrun above them. Repeated: a rank that still imports ignores it."""
-        self._leave_again = time.monotonic() + LEAVE_AGAIN_S
+    def _tell_ranks(self) -> None:
+        """SIGUSR1 to every rank, not to torchrun above them: once, and as soon as it has its handler.
+
+        Before that, and again while the interpreter shuts down, the signal would be lost or deadly.
+        """
+        self._look_for_ranks = time.monotonic() + LOOK_FOR_RANKS_S
         for child in self.children:
-            if child.final and child.code is None:
-                for rank in ranks(child.popen.pid):
+            for rank in ranks(child.popen.pid) if child.final and child.code is None else ():
+                if rank not in self._told and procs.catches(rank.pid, signal.SIGUSR1):
+                    self._told.add(rank)
                     rank.signal(signal.SIGUSR1)
 
 

@@ -108,12 +108,12 @@ def open_attempt(
 ) -> tuple[Attempt, RunContext]:
     """Number this launch, record its command and inputs, and give its processes their context.
 
-    The run's id stays the same over all attempts: the fingerprint in a build, else what `run.json` says.
+    The run's id stays the same over all attempts: from the fingerprint in a build, else what `run.json` says.
     """
-    identity = fingerprint or rundir.run_id(run_dir, kind, run_name)
+    run_id = f"{kind}-{fingerprint}" if fingerprint else rundir.run_id(run_dir, kind, run_name)
     attempt = allocate(run_dir)
     record(attempt, kind, argv, files)
-    ctx = RunContext(run_dir, identity, run_name, attempt.number, fingerprint, attempt.config_dir, attempt.log_dir)
+    ctx = RunContext(run_dir, run_id, run_name, attempt.number, fingerprint, attempt.config_dir, attempt.log_dir)
     return attempt, ctx
 
 
