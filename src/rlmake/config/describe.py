@@ -30,8 +30,9 @@ class Row:
 
 @dataclass
 class Section:
-    """One table: its dotted path (empty for the root), the variant (`type`) it describes, and its keys."""
+    """One table: its class, its dotted path (empty for the root), the variant (`type`) it describes, and its keys."""
 
+    table: type[BaseModel]
     path: str
     doc: str
     variant: str | None = None
@@ -83,7 +84,7 @@ def sections(cls: type[BaseModel], path: str = "", *, into_entries: bool = True)
 
     With `into_entries` false, tables that are an entry point's own schema are named but not described.
     """
-    own = Section(path, _first_line(cls), _variant(cls))
+    own = Section(cls, path, _first_line(cls), _variant(cls))
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, info in cls.model_fields.items():
         below = [(f"{path}.{name}".strip("."), table) for table in tables(info.annotation)]

@@ -27,6 +27,12 @@ from rlmake.config.sources import EvalSource, SelectConfig, inherit, name_faults
 from rlmake.config.spread import Spreader, as_int, get, is_null, put_device, put_server
 
 
+class EvalConcurrencyConfig(ConcurrencyConfig):
+    """Bounds of the number of episodes in flight; equal bounds pin it."""
+
+    max_inflight: int | None = runtime(128, "Most episodes in flight; no bound when None.", ge=1)
+
+
 class EvalConfig(Config):
     """An evaluation (`eval`)."""
 
@@ -39,13 +45,13 @@ class EvalConfig(Config):
     )
     tokenizer: TokenizerConfig = group(TokenizerConfig, "Tokenizer.")
     renderer: RendererConfig = group(RendererConfig(), "Renderer of messages.")
-    source: list[EvalSource] = semantic(list, "Environments to evaluate on.")
     sampling: EvalSamplingConfig = semantic(EvalSamplingConfig, "Sampling.", shared=True)
     select: SelectConfig = semantic(SelectConfig, "Which tasks of each source.", shared=True)
     group_size: int = semantic(
         1, "Episodes per task.", ge=1, shared=True, validation_alias=AliasChoices("group_size", "r")
     )
-    concurrency: ConcurrencyConfig = group(ConcurrencyConfig(min_inflight=1, max_inflight=128), "Episodes in flight.")
+    source: list[EvalSource] = semantic(list, "Environments to evaluate on.")
+    concurrency: EvalConcurrencyConfig = group(EvalConcurrencyConfig, "Episodes in flight.")
     inference: InferenceConfig | None = semantic(None, "Start a server for the model; without it client.base_url.")
     deployment: EvalDeployment = group(EvalDeployment, "Placement of the started server.")
     client: ClientConfig = group(ClientConfig, "How to reach the server.")

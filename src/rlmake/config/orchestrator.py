@@ -41,10 +41,10 @@ class OrchestratorModelConfig(Config):
 class TrainConfig(Config):
     """Sources of training rollouts, and what they share."""
 
-    source: list[TrainSource] = semantic(list, "Environments to train on.")
     group_size: int = semantic(1, "Rollouts per task.", ge=1, shared=True)
     sampling: TrainSamplingConfig = semantic(TrainSamplingConfig, "Sampling.", shared=True)
     algo: Algo = semantic(GRPOConfig(), "Algorithm.", shared=True)
+    source: list[TrainSource] = semantic(list, "Environments to train on.")
 
     @model_validator(mode="before")
     @classmethod
@@ -75,13 +75,13 @@ class TrainConfig(Config):
 class OnlineEvalConfig(Config):
     """Evaluations while the run goes on."""
 
-    source: list[OnlineEvalSource] = semantic(list, "Environments to evaluate on.")
     sampling: EvalSamplingConfig = semantic(EvalSamplingConfig, "Sampling.", shared=True)
     select: SelectConfig = semantic(SelectConfig, "Which tasks of each source.", shared=True)
     group_size: int = semantic(1, "Episodes per task.", ge=1, shared=True)
     interval: int = semantic(100, "Steps between evaluations.", ge=1, shared=True)
     skip_first_step: bool = semantic(False, "Do not evaluate before the first step.")
     retrigger_on_resume: bool = runtime(False, "Evaluate the version that a resume starts from.")
+    source: list[OnlineEvalSource] = semantic(list, "Environments to evaluate on.")
 
     @model_validator(mode="after")
     def _share(self):
