@@ -9,6 +9,7 @@ from rlmake.algorithms.base import Algorithm
 from rlmake.algorithms.prefill import Prefill
 from rlmake.algorithms.traces import set_reference, trainable_branches, trainable_traces
 from rlmake.core.errors import UserError
+from rlmake.models.renderer import make_renderer
 
 
 class OPSD(Algorithm):
@@ -44,12 +45,7 @@ class OPSD(Algorithm):
 
     def _hint_ids(self, demonstration: str) -> list[int]:
         if self._renderer is None:
-            from pydantic import TypeAdapter
-            from renderers import RendererConfig, create_renderer
-            from renderers.base import load_tokenizer
-
-            config = TypeAdapter(RendererConfig).validate_python(self.config.renderer.model_dump(exclude_none=True))
-            self._renderer = create_renderer(load_tokenizer(self.context.tokenizer), config)
+            self._renderer = make_renderer(self.context.tokenizer, self.config.renderer)
         text = self.config.template.replace("{demonstration}", demonstration)
         return list(self._renderer.render_ids([{"role": "system", "content": text}], add_generation_prompt=False))
 

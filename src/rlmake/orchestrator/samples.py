@@ -1,5 +1,6 @@
 """From credited traces to training samples, and the removal of tokens without a signal."""
 
+import msgspec
 import numpy as np
 import verifiers.v1 as vf
 
@@ -67,5 +68,5 @@ def prune(sample: TrainingSample) -> TrainingSample | None:
     if silent.any():
         weights = sample.mask.astype(np.float32) if sample.rl_weights is None else sample.rl_weights.copy()
         weights[silent] = 0
-        sample.rl_weights = weights
+        sample = msgspec.structs.replace(sample, rl_weights=weights)
     return sample if trains(sample) else None

@@ -1,0 +1,188 @@
+"""Asynchronous collection: rollouts start whenever the policy is not too far behind, batches are cut as they fill.
+
+A group pins the policy version at its dispatch. Work that would be too old to train is cancelled when a newer version
+is announced, and whatever became too old in the queue is dropped before a batch is cut.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from loguru import logger
+
+from rlmake.orchestrator.accounts import Accounts
+from rlmake.orchestrator.cut import SilenceWarning, cut_batch
+from rlmake.orchestrator.groups import Groups
+from rlmake.orchestrator.pacing import Burst, TaskRate
+from rlmake.orchestrator.queue import Queue, is_stale
+from rlmake.orchestrator.records import Group, Unit
+from rlmake.orchestrator.rollouts import Rollouts
+from rlmake.orchestrator.sources import Sources
+from rlmake.orchestrator.watcher import Watcher
+
+TARGET_LAG = 1  # versions by which collection may run ahead of training
+
+
+class Asynchronous:
+    """A collector with its dispatcher; `background` are coroutines that must run beside the main loop."""
+
+    lag = 0  # nothing is collected for a later step than the one being cut
+
+    def __init__(
+        self,
+        config: Any,
+        sources: Sources,
+        rollouts: Rollouts,
+        groups: Groups,
+        queue: Queue,
+        watcher: Watcher,
+        accounts: Accounts,
+    ):
+        self.config, self.sources, self.rollouts, self.groups = config, sources, rollouts, groups
+        self.queue, self.watcher, self.accounts = queue, watcher, accounts
+        bounds = config.concurrency
+        self.max_inflight = bounds.initial_inflight or bounds.max_inflight or 1024
+        largest = max(source.group_size for source in config.train.source)
+        self.burst = Burst(max(largest, self.max_inflight // 10))
+        self.rate = TaskRate(config.tasks_per_minute)
+        self.silence = SilenceWarning(config)
+        self.step = 1  # the batch being collected
+        self.held = False  # an evaluation has the engines
+        self.open: dict[int, Group] = {}  # by index; until their units are in the queue
+        self.waiting: list[Group] = []  # opened before a resume, to be started anew
+        self.tasks: dict[int, set[asyncio.Task]] = {}
+        self.wake, self.arrived = asyncio.Event(), asyncio.Event()
+        self.failure: BaseException | None = None
+        self.background: list[Callable] = [self.dispatch, watcher.follow]
+
+    async def collect(self, step: int) -> list[Unit]:
+        self.step = step
+        self.wake.set()
+        while True:
+            self.arrived.clear()
+            if dropped := self.queue.sweep(step):
+                logger.info(f"{dropped} queued rollouts are too old for step {step} and are replaced")
+            if not self.queue.missing():
+                await self.watcher.wait(step - 1 - TARGET_LAG)
+                if units := cut_batch(self.queue, self.config):
+                    return units
+            else:
+                await self.arrived.wait()
+
+    async def finish(self, version: int) -> None:
+        """No more training rollouts; wait for the last version and its evaluations."""
+        self.held = True
+        for group in list(self.open.values()):
+            self._drop(group, "superseded")
+        await self.watcher.wait(version)
+
+    def hold(self, held: bool) -> None:
+        """An evaluation starts or ends: it gets the engines first."""
+        self.held = held
+        self.wake.set()
+
+    def drop_stale(self, pending: int) -> None:
+        """Version `pending` is announced: cancel what could not train any more, before the engines are paused."""
+        step = max(self.step, pending + 1)
+        for group in list(self.open.values()):
+            if not group.frozen and is_stale(group.version, step, self.config.max_off_policy_steps):
+                self._drop(group, "stale")
+
+    async def dispatch(self) -> None:
+        """Start rollouts while the gate is open and permits are left. Open groups are continued first."""
+        while True:
+            self.wake.clear()
+            if self.failure is not None:
+                raise self.failure
+            pause = self.burst.wait()
+            if not self._gate_open() or pause > 0:
+                try:
+                    await asyncio.wait_for(self.wake.wait(), pause or None)
+                except TimeoutError:
+                    pass
+                continue
+            group = next((g for g in self.open.values() if g.started < g.size), None) or await self._open()
+            if group.index in self.open:  # it may have been dropped while the rate was waited for
+                self._start(group)
+
+    def _gate_open(self) -> bool:
+        lead = (self.step - 1) - self.watcher.version
+        return not self.held and lead <= TARGET_LAG and sum(self.accounts.inflight.values()) < self.max_inflight
+
+    async def _open(self) -> Group:
+        if self.waiting:
+            group = self.waiting.pop(0)
+            group.step, group.version = self.step, self.watcher.version
+        else:
+            group = self.sources.draw(self.step, self.watcher.version)
+        self.open[group.index] = group
+        await self.rate.take()
+        return group
+
+    def _start(self, group: Group) -> None:
+        task = asyncio.create_task(self._episode(group, group.started))
+        group.started += 1
+        self.accounts.start(group.env)
+        self.burst.start()
+        self.tasks.setdefault(group.index, set()).add(task)
+        task.add_done_callback(lambda task: self._done(group, task))
+
+    async def _episode(self, group: Group, sample: int) -> None:
+        episode = await self.rollouts.run(group, sample)
+        group.episodes[sample] = episode
+        self.accounts.end(group.env, episode.ok)
+        self.burst.finish()
+        self.wake.set()
+        if group.accounted:
+            await self._finish(group)
+
+    async def _finish(self, group: Group) -> None:
+        units = await self.groups.finish(group, self.watcher.version)
+        if self.open.pop(group.index, None) is None:
+            return  # dropped meanwhile
+        self.queue.extend(units)
+        self.silence.note(group.size, len(units))
+        self.arrived.set()
+
+    def _done(self, group: Group, task: asyncio.Task) -> None:
+        if group.index in self.tasks:
+            self.tasks[group.index].discard(task)
+            if not self.tasks[group.index] and group.index not in self.open:
+                del self.tasks[group.index]
+        if not task.cancelled() and task.exception() is not None and self.failure is None:
+            self.failure = task.exception()
+            self.wake.set()
+
+    def _drop(self, group: Group, reason: str) -> None:
+        """Cancel a whole group: its rollouts share one version and age together."""
+        self.open.pop(group.index, None)
+        for task in self.tasks.pop(group.index, ()):
+            task.cancel()
+        failed = sum(not episode.ok for episode in group.episodes.values())
+        running = group.started - len(group.episodes)
+        self.accounts.cancel(group.env, reason, running, len(group.episodes) - failed, failed)
+        self.wake.set()
+
+    def metrics(self) -> dict[str, float]:
+        """How far behind the policy what is in flight was started."""
+        ages = [max(0, self.watcher.version - group.version) for group in self.open.values() if not group.frozen]
+        mean = sum(ages) / len(ages) if ages else 0.0
+        return {"dispatcher/off_policy/mean": mean, "dispatcher/off_policy/max": float(max(ages, default=0))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tasks that were drawn and are not in the queue yet: a resume starts them anew, none is lost."""
+        pending = [*self.open.values(), *self.waiting]
+        rows = [{"index": g.index, "env": g.env, "draw": g.draw, "task": g.task, "frozen": g.frozen} for g in pending]
+        return {"open": rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        sizes = {name: source.config.group_size for name, source in self.sources.by_name.items()}
+        known = [row for row in state.get("open", []) if row["env"] in sizes]
+        self.waiting = [Group(**row, size=sizes[row["env"]], step=0, version=0) for row in known]
+
+    async def close(self) -> None:
+        """Cancel what is in flight and wait for it to be gone."""
+        running = [task for tasks in self.tasks.values() for task in tasks]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

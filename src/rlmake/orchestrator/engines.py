@@ -1,0 +1,103 @@
+"""The inference server as the orchestrator sees it: is it there, pause, new weights, resume, metrics."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from loguru import logger
+
+from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.rundir import RunContext
+
+ATTEMPTS = 10
+PAUSE_SECONDS, UPDATE_SECONDS = 300.0, 720.0
+
+
+class Engines:
+    """`base_url` (with /v1) is for rollouts; `admin` are the engines themselves, past any router."""
+
+    def __init__(self, config: Any, model: str, ctx: RunContext):
+        if config.base_url is None:
+            raise UserError("orchestrator.model.client.base_url is missing: which inference server?")
+        self.config, self.model, self.ctx = config, model, ctx
+        self.base_url = config.base_url.rstrip("/")
+        urls = config.admin_base_url or [self.base_url]
+        headers = dict(config.headers)
+        headers |= {name: os.environ[var] for name, var in config.headers_from_env.items() if var in os.environ}
+        if key := os.environ.get(config.api_key_var):
+            headers.setdefault("Authorization", f"Bearer {key}")
+        self.admin = [
+            httpx.AsyncClient(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=30.0)
+            for url in urls
+        ]
+
+    async def wait_ready(self) -> None:
+        """Until every engine is healthy; then make sure that it serves our model, and our run.
+
+        Raises `RunFailed` after `wait_for_ready_timeout`, `UserError` for a server of another run or model.
+        """
+        deadline = time.monotonic() + self.config.wait_for_ready_timeout
+        for client in self.admin:
+            while not await self._healthy(client):
+                if time.monotonic() > deadline:
+                    raise RunFailed(
+                        f"inference server {client.base_url} is not healthy after "
+                        f"{self.config.wait_for_ready_timeout:g} s; see inference.log"
+                    )
+                await asyncio.sleep(0.25)
+            if not self.config.skip_model_check:
+                await self._check_identity(client)
+
+    async def _healthy(self, client: httpx.AsyncClient) -> bool:
+        try:
+            return (await client.get("/health")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    async def _check_identity(self, client: httpx.AsyncClient) -> None:
+        reply = (await self._call(client, "GET", "/v1/models", 30.0)).json()
+        names = [entry["id"] for entry in reply["data"]]
+        run_id = reply.get("run_id", reply["data"][0].get("run_id") if reply["data"] else None)
+        if run_id is not None and run_id != self.ctx.run_id:
+            raise UserError(f"inference server {client.base_url} belongs to run {run_id!r}, not to {self.ctx.run_id!r}")
+        if self.model not in names:
+            raise UserError(f"inference server {client.base_url} serves {', '.join(names)}, not {self.model}")
+
+    async def pause(self) -> None:
+        """Freeze running requests; they go on after `resume`."""
+        await self._all("/pause", PAUSE_SECONDS)
+
+    async def resume(self) -> None:
+        await self._all("/resume", PAUSE_SECONDS)
+
+    async def update_weights(self, folder: Path, version: int) -> None:
+        """Load a version from files on every engine, at the same time. From files this may be repeated safely."""
+        await self._all("/update_weights", UPDATE_SECONDS, {"weight_dir": str(folder), "version": version})
+
+    async def _all(self, path: str, timeout: float, body: dict | None = None) -> None:
+        await asyncio.gather(*(self._call(client, "POST", path, timeout, body) for client in self.admin))
+
+    async def _call(
+        self, client: httpx.AsyncClient, method: str, path: str, timeout: float, body: dict | None = None
+    ) -> httpx.Response:
+        """One admin call, repeated while the server is away or says 5xx; at most twice `timeout` in all."""
+        deadline = time.monotonic() + 2 * timeout
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                reply = await client.request(method, path, json=body, timeout=httpx.Timeout(timeout, connect=10.0))
+                reply.raise_for_status()
+                return reply
+            except httpx.HTTPError as error:
+                status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+                detail = error.response.text[:300] if status else repr(error)
+                if (status and status < 500) or attempt == ATTEMPTS or time.monotonic() > deadline:
+                    raise RunFailed(f"inference server {client.base_url}: {path} failed: {detail}") from error
+                logger.warning(f"inference server {client.base_url}: {path}: {detail}; trying again")
+                await asyncio.sleep(min(10.0, 2.0 ** (attempt - 1)))
+        raise AssertionError
+
+    async def close(self) -> None:
+        await asyncio.gather(*(client.aclose() for client in self.admin))

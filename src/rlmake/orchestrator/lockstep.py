@@ -1,0 +1,105 @@
+"""Collection in lock-step: the same configuration gives the same batches, also through kills and resumes.
+
+Batch s is collected with v(s−1−lag), in waves of whole groups; weights change only between batches. Results are used
+in the order of (group, sample), never in the order of arrival.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from rlmake.core.errors import UserError
+from rlmake.orchestrator.accounts import Accounts
+from rlmake.orchestrator.cut import SilenceWarning, cut_batch
+from rlmake.orchestrator.groups import Groups
+from rlmake.orchestrator.pacing import TaskRate
+from rlmake.orchestrator.queue import Queue
+from rlmake.orchestrator.records import Group, Unit
+from rlmake.orchestrator.rollouts import Rollouts
+from rlmake.orchestrator.sources import Sources
+from rlmake.orchestrator.watcher import Watcher
+
+
+class LockStep:
+    """A collector: `collect(step)` gives the units of one batch."""
+
+    def __init__(
+        self,
+        config: Any,
+        sources: Sources,
+        rollouts: Rollouts,
+        groups: Groups,
+        queue: Queue,
+        watcher: Watcher,
+        accounts: Accounts,
+    ):
+        if config.lag > config.max_off_policy_steps:
+            raise UserError(
+                f"orchestrator.lag = {config.lag} is beyond max_off_policy_steps = {config.max_off_policy_steps}: "
+                "every rollout would be too old to train"
+            )
+        self.config, self.sources, self.rollouts, self.groups = config, sources, rollouts, groups
+        self.queue, self.watcher, self.accounts = queue, watcher, accounts
+        self.lag = config.lag
+        self.permits = asyncio.Semaphore(config.concurrency.max_inflight or 1024)
+        self.rate = TaskRate(config.tasks_per_minute)
+        self.silence = SilenceWarning(config)
+        self.background: list[Callable] = []
+
+    async def collect(self, step: int) -> list[Unit]:
+        """Wait for the version that `step` is collected with, then run waves until the batch is full."""
+        await self.watcher.reach(max(0, step - 1 - self.lag))
+        self.queue.sweep(step)
+        while True:
+            while missing := self.queue.missing():
+                await self._wave(self._draw(missing, step))
+            if units := cut_batch(self.queue, self.config):
+                return units
+
+    async def finish(self, version: int) -> None:
+        """Receive up to the last version: its evaluations run as it arrives."""
+        await self.watcher.reach(version)
+
+    def _draw(self, missing: int, step: int) -> list[Group]:
+        """As many groups as fill the batch if every rollout counts (and, for token batches, is as long as can be)."""
+        rollouts = missing if self.queue.batch_size else -(-missing // self.config.seq_len)
+        wave: list[Group] = []
+        while sum(group.size for group in wave) < rollouts:
+            wave.append(self.sources.draw(step, self.watcher.version))
+        return wave
+
+    async def _wave(self, wave: list[Group]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for group in wave:
+                await self.rate.take()
+                for sample in range(group.size):
+                    tasks.create_task(self._episode(group, sample))
+        for group in wave:
+            units = await self.groups.finish(group, self.watcher.version)
+            self.queue.extend(units)
+            self.silence.note(group.size, len(units))
+
+    async def _episode(self, group: Group, sample: int) -> None:
+        async with self.permits:
+            self.accounts.start(group.env)
+            episode = await self.rollouts.run(group, sample)
+            group.episodes[sample] = episode
+            self.accounts.end(group.env, episode.ok)
+
+    def hold(self, held: bool) -> None:
+        """An evaluation starts or ends: nothing else runs then anyway."""
+
+    def drop_stale(self, pending: int) -> None:
+        """A version is announced: nothing is in flight that could be too old."""
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # nothing is in flight between batches
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,214 @@
+"""The orchestrator: components wired together, and the main loop."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from loguru import logger
+
+from rlmake import monitors, transport
+from rlmake.algorithms import AlgorithmContext, Endpoint
+from rlmake.algorithms import build as build_algorithm
+from rlmake.core.errors import UserError
+from rlmake.core.rundir import RunContext
+from rlmake.envs.address import address_file
+from rlmake.envs.client import EnvHandle, engine_client
+from rlmake.orchestrator import checkpoints
+from rlmake.orchestrator.accounts import Accounts
+from rlmake.orchestrator.asynchronous import Asynchronous
+from rlmake.orchestrator.background import run_with
+from rlmake.orchestrator.batches import Packer
+from rlmake.orchestrator.engines import Engines
+from rlmake.orchestrator.evaluation import Evaluator
+from rlmake.orchestrator.groups import Groups
+from rlmake.orchestrator.health import LoopLag, Warnings
+from rlmake.orchestrator.lockstep import LockStep
+from rlmake.orchestrator.metrics import Clock, Progress, Window
+from rlmake.orchestrator.queue import Queue
+from rlmake.orchestrator.records import Group, Unit
+from rlmake.orchestrator.rollouts import Rollouts
+from rlmake.orchestrator.sources import Sources
+from rlmake.orchestrator.watcher import Watcher
+
+ENV_SERVER_SECONDS = 600.0
+FETCH_SECONDS = 1200.0  # what the trainer gets to fetch the last batch
+
+
+class Orchestrator:
+    """One run, one attempt. `run` returns when the last step's weights have been received and evaluated."""
+
+    def __init__(self, config: Any, ctx: RunContext):
+        if not config.train.source:
+            raise UserError("orchestrator.train.source: needs at least one source")
+        self.config, self.ctx = config, ctx
+        self.engines = Engines(config.model.client, config.model.name, ctx)
+        folder = checkpoints.resume_folder(config, ctx.run_dir)
+        self.resumed = checkpoints.load(folder) if folder else None
+
+    async def run(self) -> None:
+        """The whole run."""
+        await self._open()
+        try:
+            await run_with(self._main(), [component() for component in self._background()])
+        finally:
+            await self._close()
+
+    async def _main(self) -> None:
+        await self._ship_ahead()
+        for step in self._steps():
+            units = await self.collector.collect(step)
+            await self._ship(step, units)
+            await self.checkpoints.after(step, units)
+            self._report(step, units)
+        if self.config.max_steps is not None:
+            await self.collector.finish(self.config.max_steps)
+            await asyncio.to_thread(self.sender.close, FETCH_SECONDS)
+            logger.success(f"all {self.config.max_steps} steps are shipped and v{self.config.max_steps} is served")
+
+    def _steps(self) -> Iterator[int]:
+        """Steps to collect. With a lag, the last checkpoint holds the batches that lie beyond the last step."""
+        first = self.begun + 1 + len(self.resumed.waiting.ahead if self.resumed else ())
+        if self.config.max_steps is None:
+            return itertools.count(first)
+        beyond = self.collector.lag if self.config.ckpt else 0
+        return iter(range(first, self.config.max_steps + beyond + 1))
+
+    async def _ship(self, step: int, units: list[Unit]) -> None:
+        """Pack a batch off the event loop and hand it to the trainer."""
+        if self._beyond(step):
+            return
+        with self.clock.measure("pack"):
+            batches = await asyncio.to_thread(self.packer.pack, step, units)
+        await asyncio.to_thread(self.sender.send, batches)
+
+    def _beyond(self, step: int) -> bool:
+        """Whether `step` is collected only for the last checkpoint's sake."""
+        return self.config.max_steps is not None and step > self.config.max_steps
+
+    async def _ship_ahead(self) -> None:
+        """After a resume: the batches that were collected for later steps before the checkpoint."""
+        for batch in self.resumed.waiting.ahead if self.resumed else ():
+            await self._ship(batch.step, batch.units)
+            self.checkpoints.ahead.append(batch)
+            self._report(batch.step, batch.units)
+
+    def _report(self, step: int, units: list[Unit]) -> None:
+        """Metrics and the console line of a step."""
+        if self._beyond(step):
+            return
+        useful, self.useful = self.useful, 0
+        self.clock.add("save_ckpt", self.checkpoints.seconds)
+        self.clock.add("eval", self.evaluator.seconds)
+        self.clock.add("wait_for_policy", max(0.0, self.watcher.waited - self.evaluator.seconds))
+        self.checkpoints.seconds = self.watcher.waited = 0.0
+        row = self.clock.report() | self.window.report(units, step, self.accounts.cancelled_by_env())
+        row |= self.progress.add(units) | self.accounts.report() | self.evaluator.report()
+        row |= self.collector.metrics() | self.lag.report()
+        row |= {"off_policy/dropped": float(self.queue.dropped), "window/useful": float(useful)}
+        row |= {"queue/traces": float(len(self.queue)), "queue/tokens": float(self.queue.tokens)}
+        row |= {"watcher/version": float(self.watcher.version)}
+        row |= {f"watcher/{name}_seconds": seconds for name, seconds in self.watcher.seconds.items()}
+        row["concurrency/max_inflight"] = float(self.config.concurrency.max_inflight or 0)
+        for source in self.sources.by_name.values():
+            row |= source.metrics()
+        self.queue.dropped = 0
+        self.monitors.log(step, row)
+        self.warnings.check(step, row)
+
+    def _on_group(self, group: Group, facts: list[dict[str, Any]], units: list[Unit], admitted: bool) -> None:
+        self.window.add(group, facts, units, admitted)
+        self.useful += len(units)
+
+    def _capture(self) -> tuple[dict[str, Any], list[Unit]]:
+        """The state of this moment, between two batches."""
+        state = {
+            "sources": self.sources.state_dict(),
+            "algorithms": {name: algorithm.state_dict() for name, algorithm in self.algorithms.items()},
+            "collector": self.collector.state_dict(),
+            "totals": dict(self.progress.totals),
+        }
+        return state, list(self.queue.units)
+
+    def _restore(self) -> None:
+        if self.resumed is None or (self.config.ckpt and self.config.ckpt.skip_progress):
+            return
+        state = self.resumed.state
+        self.sources.load_state_dict(state["sources"])
+        for name, algorithm in self.algorithms.items():
+            if name in state["algorithms"]:
+                algorithm.load_state_dict(state["algorithms"][name])
+        self.collector.load_state_dict(state["collector"])
+        self.progress.totals |= state["totals"]
+        self.queue.extend(self.resumed.waiting.queue)
+
+    def _background(self) -> list[Any]:
+        return [self.checkpoints.answer, self.lag.watch, *self.collector.background]
+
+    async def _open(self) -> None:
+        """Connect to engines and environments, build the components, restore the state."""
+        config, ctx = self.config, self.ctx
+        self.begun = self.resumed.step if self.resumed else 0
+        self.monitors = monitors.setup(config.monitors, "orch", ctx)
+        names = [source.name for source in config.train.source]
+        self.accounts, self.window, self.progress = Accounts(names), Window(names), Progress()
+        self.clock, self.lag, self.warnings, self.useful = Clock(time.monotonic), LoopLag(), Warnings(), 0
+        await self.engines.wait_ready()
+        self.envs = await self._connect("train", config.train.source)
+        self.eval_envs = await self._connect("eval", config.eval.source if config.eval else [])
+        self.sources = Sources(
+            config.train.source, {name: env.num_tasks() for name, env in self.envs.items()}, config.seed
+        )
+        policy = Endpoint(self.engines.base_url, self.engines.model, config.model.client.api_key_var)
+        self.algorithms = {
+            source.name: build_algorithm(source.algo, AlgorithmContext(source.name, policy, config.tokenizer.name))
+            for source in config.train.source
+        }
+        rollouts = Rollouts(config, self.envs, self.engines)
+        groups = Groups(config, self.sources, self.algorithms, rollouts.temperature, self._on_group)
+        self.queue = Queue(config.batch_size, config.token_batch_size, config.max_off_policy_steps)
+        self.evaluator = Evaluator(
+            config,
+            self.eval_envs,
+            engine_client(config.model.client, self.engines.base_url, config.renderer, config.tokenizer.name),
+            self.engines.model,
+            self.monitors,
+            ctx,
+            self.begun if self.resumed else None,
+            lambda held: self.collector.hold(held),
+        )
+        self.watcher = Watcher(
+            transport.WeightReceiver(ctx.run_dir, ctx),
+            self.engines,
+            config.weight_broadcast.timeout,
+            self.begun - 1,
+            lambda version: self.collector.drop_stale(version),
+            self.evaluator.on_version,
+        )
+        kind = LockStep if config.deterministic else Asynchronous
+        self.collector = kind(config, self.sources, rollouts, groups, self.queue, self.watcher, self.accounts)
+        self.packer = Packer(config, ctx)
+        self.sender = transport.open_sender(config.rollout_transport, ctx, keep=2 + self.collector.lag)
+        self.checkpoints = checkpoints.Checkpoints(config, ctx, self.collector.lag, self._capture)
+        self._restore()
+
+    async def _connect(self, split: str, sources: list[Any]) -> dict[str, EnvHandle]:
+        """Handles by source name; all connect at the same time."""
+
+        async def one(source: Any) -> EnvHandle:
+            where = source.serve.address or address_file(self.ctx, split, source.name)
+            return await EnvHandle.connect(source, where, ENV_SERVER_SECONDS, self.ctx.run_id)
+
+        handles = await asyncio.gather(*(one(source) for source in sources))
+        return {handle.name: handle for handle in handles}
+
+    async def _close(self) -> None:
+        await self.collector.close()
+        self.sender.close()
+        for algorithm in self.algorithms.values():
+            await algorithm.close()
+        for handle in (*self.envs.values(), *self.eval_envs.values()):
+            await handle.close()
+        await self.engines.close()
+        self.monitors.close()
