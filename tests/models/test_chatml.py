@@ -8,6 +8,7 @@ from rlmake.config.renderer import RendererConfig
 from rlmake.core.errors import UserError
 from rlmake.models import chatml
 from rlmake.models.renderer import CHATML, load_tokenizer, make_renderer, typed_config
+from rlmake.models.text import decode
 
 TOOLS = [
     {"type": "function", "function": {"name": "look", "description": "naïve → ok", "parameters": {"type": "object"}}},
@@ -53,7 +54,7 @@ def test_text_is_that_of_the_chat_template(renderer, tokenizer, name, generate):
     text = tokenizer.apply_chat_template(
         CONVERSATIONS[name], tools=tools, add_generation_prompt=generate, tokenize=False
     )
-    assert chatml.decode(tokenizer, ids) == text
+    assert decode(tokenizer, ids) == text
     if tools:
         assert chatml.TOOLS_BEFORE in text and "naïve → ok" in text
 

@@ -21,6 +21,8 @@ from renderers.base import (
 from renderers.configs import BaseRendererConfig
 from renderers.parsing import parse_qwen3
 
+from rlmake.models.text import decode
+
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 SPECIAL = (PAD, START, END)
@@ -228,19 +230,6 @@ class _Out:
             message_roles=[message.get("role") or "" for message in messages],
             message_tool_names=extract_message_tool_names(messages),
         )
-
-
-def decode(tokenizer: Any, ids: list[int]) -> str:
-    """Text of ids as it stands; ids beyond the tokenizer (padded embedding rows) become `<unused_…>` placeholders."""
-    known = len(tokenizer)
-    text, run = [], []
-    for token in ids:
-        if token < known:
-            run.append(token)
-            continue
-        text += [tokenizer.decode(run, skip_special_tokens=False), f"<unused_{token}>"]
-        run = []
-    return "".join([*text, tokenizer.decode(run, skip_special_tokens=False)])
 
 
 def _header(tools: list) -> str:

@@ -1,41 +1,15 @@
-"""Renderers (messages ↔ tokens) and tokenizers, as the configuration names them. No torch."""
+"""Renderers (messages ↔ tokens), as the configuration names them. No torch."""
 
 from pathlib import Path
 from typing import Any
 
 from rlmake.core.errors import UserError
+from rlmake.models.text import load_tokenizer
+
+__all__ = ["CHATML", "load_tokenizer", "make_renderer", "typed_config"]
 
 CHATML = "rlmake.models.chatml:ChatMLRenderer"
 """The `import_path` of the renderer for models made by `init`."""
-
-
-def load_tokenizer(source: Any) -> Any:
-    """A tokenizer by directory or hub id, or by a `TokenizerConfig` (`name`, `trust_remote_code`, `chat_template`)."""
-    from renderers.base import load_tokenizer as load
-
-    name = source if isinstance(source, str | Path) else source.name
-    try:
-        if not isinstance(source, str | Path) and source.trust_remote_code:
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
-        else:
-            tokenizer = load(str(name))
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"tokenizer '{name}': {(str(error).strip().splitlines() or ['not loadable'])[0]}") from None
-    template = getattr(source, "chat_template", None)
-    if template:
-        tokenizer.chat_template = template_text(template)
-    return tokenizer
-
-
-def template_text(template: str) -> str:
-    """A chat template given as Jinja text or as the name of a file that holds it."""
-    if "{" in template or "\n" in template:
-        return template
-    if not Path(template).is_file():
-        raise UserError(f"chat_template: no such file: {template}")
-    return Path(template).read_text(encoding="utf-8")
 
 
 def typed_config(renderer: Any) -> Any:

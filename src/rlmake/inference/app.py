@@ -1,0 +1,266 @@
+"""The routes of the inference server over an engine."""
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+from rlmake.core.errors import UserError, nearest
+from rlmake.core.seeds import derive
+from rlmake.inference import metrics, protocol, replies
+from rlmake.inference.engines.base import Completion, Engine, EngineFailed, Refused, Sampling
+from rlmake.inference.protocol import parse
+
+COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for /v1/completions
+LATER = "is not part of the transformers engine; it comes with the vllm engine"
+KINDS = {400: "BadRequestError", 404: "NotFoundError", 501: "NotImplementedError", 503: "ServiceUnavailableError"}
+
+
+def make_app(engine: Engine, model: str, run_id: str | None, liveness_timeout: float, lifespan: Any = None) -> FastAPI:
+    """`model`: the name served; `run_id` lets a client tell its own server from a stranger's."""
+    app = FastAPI(title="rlmake inference", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    server = _Server(engine, model)
+    created = int(time.time())
+
+    for error, status in ((Refused, 400), (UserError, 400), (EngineFailed, 503)):
+        app.exception_handler(error)(_handler(status))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        return _json(
+            replies.error(text, error.status_code, KINDS.get(error.status_code, "HTTPError")), error.status_code
+        )
+
+    @app.get("/health")
+    async def health() -> Response:
+        """The engine's thread lives."""
+        return Response(status_code=200 if engine.alive(float("inf")) else 503)
+
+    @app.get("/liveness")
+    async def liveness() -> Response:
+        """The engine has answered lately: it does so between passes, and every second when idle or paused."""
+        return Response(status_code=200 if engine.alive(liveness_timeout) else 503)
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        return PlainTextResponse(metrics.render(engine.stats(), model), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        card = {
+            "id": model, "object": "model", "created": created, "owned_by": "rlmake", "root": model,
+            "max_model_len": engine.max_model_len, "run_id": run_id,
+        }  # fmt: skip
+        return _json({"object": "list", "data": [card], "run_id": run_id})
+
+    @app.post("/inference/v1/generate")
+    async def generate(request: Request) -> Response:
+        return await server.generate(request)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await server.chat(request)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await server.completions(request)
+
+    @app.post("/pause")
+    async def pause(request: Request) -> Response:
+        asked = parse(protocol.PauseRequest, {**request.query_params, **(await _body(request, {}))})
+        if asked.mode != "keep":
+            raise Refused(f"mode: this engine pauses with 'keep' only, not '{asked.mode}'")
+        await asyncio.to_thread(engine.pause)
+        return _json({"status": "paused"})
+
+    @app.post("/resume")
+    async def resume() -> Response:
+        await asyncio.to_thread(engine.resume)
+        return _json({"status": "resumed"})
+
+    @app.post("/update_weights")
+    async def update_weights(request: Request) -> Response:
+        asked = parse(protocol.UpdateRequest, await _body(request))
+        version = await asyncio.to_thread(engine.update_weights, Path(asked.weight_dir), asked.version)
+        return _json({"status": "updated", "version": version})
+
+    @app.post("/load_lora_adapter")
+    async def load_lora_adapter() -> Response:
+        raise HTTPException(501, LATER)
+
+    @app.post("/init_broadcaster")
+    async def init_broadcaster() -> Response:
+        raise HTTPException(501, LATER)
+
+    return app
+
+
+class _Server:
+    """Requests into completions, completions into replies."""
+
+    def __init__(self, engine: Engine, model: str):
+        self.engine, self.model = engine, model
+        self.replies = replies.Replies(engine.tokenizer, model)
+
+    async def generate(self, request: Request) -> Response:
+        asked = parse(protocol.GenerateRequest, await _body(request))
+        self._check_model(asked.model)
+        params = asked.sampling_params
+        entries = params.logprobs if params.logprobs and params.logprobs > 1 else 0
+        sampling = self._sampling(params, len(asked.token_ids), params.max_tokens, entries)
+        done = await self._run(request, [asked.token_ids], params.n, sampling, asked.cache_salt)
+        scored = params.prompt_logprobs is not None
+        return _json(self.replies.generate(asked.token_ids, done, params.logprobs, scored))
+
+    async def chat(self, request: Request) -> Response:
+        asked = parse(protocol.ChatRequest, await _body(request))
+        self._check_model(asked.model)
+        prompt = await asyncio.to_thread(self._render, asked)
+        limit = asked.max_completion_tokens or asked.max_tokens
+        sampling = self._sampling(asked, len(prompt), limit, asked.top_logprobs if asked.logprobs else 0)
+        done = await self._run(request, [prompt], asked.n, sampling, asked.cache_salt)
+        return _json(self.replies.chat(prompt, done, asked))
+
+    async def completions(self, request: Request) -> Response:
+        asked = parse(protocol.CompletionRequest, await _body(request))
+        self._check_model(asked.model)
+        prompts = [self._encode(prompt) for prompt in _prompts(asked.prompt)]
+        longest = max(map(len, prompts), default=0)
+        sampling = self._sampling(asked, longest, asked.max_tokens or COMPLETION_TOKENS, asked.logprobs or 0)
+        done = await self._run(request, prompts, asked.n, sampling, asked.cache_salt)
+        return _json(self.replies.completions(prompts, done, asked))
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model:
+            raise HTTPException(404, f"the model '{name}' is not served here{nearest(name, [self.model])}")
+
+    def _render(self, asked: protocol.ChatRequest) -> list[int]:
+        tokenizer = self.engine.tokenizer
+        if tokenizer.chat_template is None:
+            raise Refused("the tokenizer has no chat template; set inference.vllm.chat_template")
+        try:
+            text = tokenizer.apply_chat_template(
+                asked.messages,
+                tools=asked.tools,
+                tokenize=False,
+                add_generation_prompt=asked.add_generation_prompt,
+                **(asked.chat_template_kwargs or {}),
+            )
+        except Exception as error:  # whatever a template does with what it is given
+            raise Refused(f"messages: the chat template fails: {error}") from None
+        return self._encode(text)
+
+    def _encode(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.engine.tokenizer.encode(prompt, add_special_tokens=False)
+        return prompt
+
+    def _sampling(self, fields: Any, prompt: int, max_tokens: int | None, top: int) -> Sampling:
+        limit = self.engine.max_model_len - prompt
+        stops = frozenset(fields.stop_token_ids or ())
+        if not fields.ignore_eos:
+            stops |= self.engine.default_stop_ids
+        if any(not 0 <= token < self.engine.vocab_size for token in stops):
+            raise Refused(f"stop_token_ids: a token is outside of the vocabulary of {self.engine.vocab_size}")
+        return Sampling(
+            max_tokens=max(1, limit if max_tokens is None else min(max_tokens, limit)),
+            temperature=fields.temperature,
+            top_p=fields.top_p,
+            top_k=max(fields.top_k, 0),
+            min_p=fields.min_p,
+            min_tokens=fields.min_tokens,
+            seed=fields.seed,
+            stop_ids=stops,
+            stop=fields.stops,
+            top_logprobs=top,
+            prompt_logprobs=fields.prompt_logprobs,
+        )
+
+    async def _run(
+        self, request: Request, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling, salt: str | None
+    ) -> list[Completion]:
+        """`n` completions of each prompt; all are dropped when the client leaves or one of them fails."""
+        futures = []
+        try:
+            for prompt in map(tuple, prompts):
+                for index in range(n):
+                    seed = sampling.seed if index == 0 or sampling.seed is None else derive(sampling.seed, "n", index)
+                    one = dataclasses.replace(sampling, seed=seed)
+                    futures.append(asyncio.wrap_future(self.engine.submit(prompt, one, salt)))
+            return await _unless_gone(request, asyncio.gather(*futures))
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+async def _unless_gone(request: Request, work: asyncio.Future) -> Any:
+    """The result of `work`; it is cancelled when the client hangs up."""
+    gone = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.cancel()
+            raise HTTPException(499, "the client has left")
+        return await work
+    finally:
+        gone.cancel()
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, default: Any = None) -> Any:
+    """The request's JSON; `default` where the body is empty and there is one."""
+    raw = await request.body()
+    if not raw and default is not None:
+        return default
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(f"the body is not JSON: {error}") from None
+
+
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _handler(status: int) -> Callable:
+    async def handle(request: Request, error: Exception) -> Response:
+        return _json(replies.error(str(error), status, KINDS[status]), status)
+
+    return handle
+
+
+@contextlib.asynccontextmanager
+async def watching(engine: Engine, on_death: Callable[[], None], poll: float = 0.5) -> AsyncIterator[None]:
+    """Call `on_death` when the engine's thread ends while the server runs."""
+
+    async def watch() -> None:
+        while engine.alive(float("inf")):
+            await asyncio.sleep(poll)
+        on_death()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()

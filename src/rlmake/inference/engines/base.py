@@ -1,0 +1,103 @@
+"""The contract between the HTTP server and an engine."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length"]
+
+
+class Refused(Exception):
+    """A request that can't be served as it stands; becomes a 400 with this message."""
+
+
+class EngineFailed(Exception):
+    """The engine has died or was closed; becomes a 503."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one completion is sampled. Ids in `stop_ids` and texts in `stop` end it and are part of the tokens returned.
+
+    `top_logprobs`: so many most likely tokens are reported per position; `prompt_logprobs`: likewise for the prompt,
+    at temperature 1, beside the given token; None: none at all. `top_k` 0 and `top_p` 1 switch a filter off.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    seed: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One token's logprob; `rank` 1 is the most likely."""
+
+    token: int
+    logprob: float
+    rank: int
+
+
+@dataclass
+class Completion:
+    """What was generated. `text` is set where stop texts were asked for: cut before the one that was met."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[list[Entry]] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+    text: str | None = None
+    prompt_logprobs: list[list[Entry] | None] | None = None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters and gauges. Token counts are totals; `capacity` is how many tokens the KV cache holds."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    capacity: int
+    preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    finished: dict[str, int]
+    version: int
+    paused: bool
+
+
+class Engine(Protocol):
+    """Generates. Requests may come from any thread; weights change between forward passes only."""
+
+    tokenizer: object
+    max_model_len: int
+    vocab_size: int
+    default_stop_ids: frozenset[int]
+
+    def submit(self, prompt: tuple[int, ...], sampling: Sampling, cache_salt: str | None) -> "Future[Completion]":
+        """Queue a completion. Cancelling the future frees its slot. `Refused` for a prompt that does not fit."""
+
+    def pause(self) -> None:
+        """Freeze running requests where they are; returns when no pass is under way. New requests queue."""
+
+    def resume(self) -> None:
+        """Go on, running requests on the weights of now."""
+
+    def update_weights(self, folder: Path, version: int | None) -> int:
+        """Load a version from a directory, all or nothing; returns the version served. `UserError` leaves the old."""
+
+    def stats(self) -> Stats: ...
+
+    def alive(self, timeout: float) -> bool:
+        """Whether the engine has answered within `timeout` seconds."""
+
+    def close(self) -> None:
+        """End; requests under way fail with `EngineFailed`."""

@@ -1,0 +1,96 @@
+"""The inference server's process: `python -m rlmake.inference.server @ inference.json [--address-file FILE]`."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlmake.config import InferenceConfig, load_resolved
+from rlmake.core import log
+from rlmake.core.errors import RunFailed, UserError, entry_point
+from rlmake.core.jsonio import write_bytes
+from rlmake.core.procs import claim_port, die_with_parent
+from rlmake.core.rundir import RUN_ID, RunContext
+
+GRACE = 3  # seconds that open connections get at the end
+
+
+def serve(cfg: InferenceConfig, address_file: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. The address is written when the server answers; port 0 is chosen by the system.
+
+    Raises `UserError` for a port in use or a model that can't be loaded, `RunFailed` when the engine dies.
+    """
+    sock = claim_port(cfg.server.host, cfg.server.port, "inference.server.port")
+    import uvicorn
+    from loguru import logger
+
+    from rlmake.inference.app import make_app, watching
+    from rlmake.inference.engines import make_engine
+
+    engine = make_engine(cfg)
+    name = cfg.vllm.served_model_name or cfg.vllm.model
+    died = False
+    # uvicorn ends in order at SIGTERM and then raises it again; while the model loads, leave at once.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def stop() -> None:
+        nonlocal died
+        died = server.should_exit = True
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any):
+        async with watching(engine, stop):
+            # The socket listens already, so whoever reads the address now is answered as soon as this returns.
+            address = _url(cfg.server.host, sock.getsockname()[1])
+            if address_file is not None:
+                write_bytes(address_file, address.encode())
+            logger.info(f"serving {name} on {address}")
+            yield
+
+    app = make_app(engine, name, _run_id(cfg), cfg.server.liveness_timeout_seconds, lifespan)
+    options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": GRACE, "backlog": 2048}
+    server = uvicorn.Server(uvicorn.Config(app, **options))
+    try:
+        server.run(sockets=[sock])
+    finally:
+        engine.close()
+        sock.close()
+    if died:
+        raise RunFailed("the engine has failed; see the log above")
+    logger.info("inference server ended")
+
+
+def _url(host: str, port: int) -> str:
+    """Where clients on this machine, or of the network where the host is a wildcard, find the server."""
+    if host in ("0.0.0.0", "::", ""):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _run_id(cfg: InferenceConfig) -> str | None:
+    """The run this server belongs to; None for one that was started alone."""
+    if cfg.output_dir is not None:
+        return RunContext.from_env(cfg.output_dir).run_id
+    return os.environ.get(RUN_ID)
+
+
+@entry_point
+def main(argv: list[str] | None = None) -> None:
+    die_with_parent()
+    argv = sys.argv[1:] if argv is None else argv
+    address_file = None
+    if len(argv) == 4 and argv[2] == "--address-file":
+        address_file = Path(argv[3])
+        argv = argv[:2]
+    if len(argv) != 2 or argv[0] != "@":
+        raise UserError("usage: python -m rlmake.inference.server @ inference.json [--address-file FILE]")
+    cfg = load_resolved(InferenceConfig, argv[1])
+    log.setup("inference", cfg.log.level)
+    serve(cfg, address_file)
+
+
+if __name__ == "__main__":
+    main()
