@@ -156,6 +156,7 @@ def test_processes_of_a_living_launcher_are_not_leftovers(logs):
 def test_save_and_leave_reaches_the_ranks_through_torchrun(logs, tmp_path):
     command = [sys.executable, "-m", "rlmake.launch.elastic", "--standalone", "--local-addr", "127.0.0.1"]
     command += ["--nproc-per-node", "2", "--log-dir", str(logs / "torchrun"), "--redirects", "3", "--tee", "3"]
+    command += ["--local-ranks-filter", "0"]
     command += [STUBS, "rank", str(tmp_path)]
     with pytest.raises(RunStopped, match="trainer saved a checkpoint and left") as caught, Supervisor() as supervisor:
         env = {**os.environ, KEY: str(logs), "OMP_NUM_THREADS": "1"}

@@ -2,7 +2,7 @@
 
 It is torch's own agent. What is added: it ends with the launcher, its exit code is that of the rank that failed first
 (torchrun's own is always 1, but 75 and 76 mean something), and the failed rank's last lines are in its output
-whichever ranks are shown there.
+if it isn't one of those that are shown anyway.
 """
 
 import signal
@@ -27,12 +27,17 @@ def main() -> None:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
-        if code not in (75, 76):
+        if code not in (75, 76) and failure.local_rank not in _shown(sys.argv[1:]):
             print(f"rank {rank} failed with exit code {code}; its last lines:", file=sys.stderr)
             print("\n".join(_last_lines(sys.argv[1:], failure.local_rank)), file=sys.stderr)
         sys.exit(128 - code if code < 0 else code)
     except SignalException as error:
         sys.exit(128 + error.sigval.value)
+
+
+def _shown(arguments: list[str]) -> list[int]:
+    """Local ranks whose output is ours already."""
+    return [int(rank) for rank in arguments[arguments.index("--local-ranks-filter") + 1].split(",")]
 
 
 def _last_lines(arguments: list[str], local_rank: int) -> list[str]:

@@ -74,7 +74,8 @@ class Supervisor:
         self._guard = guard.start()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                self._handlers[number] = signal.signal(number, self._note)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    self._handlers[number] = signal.signal(number, self._note)
             self._handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._leave)
         return self
 

@@ -1,0 +1,147 @@
+"""What a launch decides before it starts anything: where it resumes, who gets which GPU, what the display shows."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rlmake import checkpoint
+from rlmake.config.shared import ResumeConfig
+from rlmake.core import procs
+from rlmake.core.errors import UserError
+from rlmake.core.rundir import RunContext, step_dir
+from rlmake.launch.attempt import allocate
+from rlmake.launch.placement import environment, gpu_ids, torchrun
+from rlmake.launch.progress import Display, Follower
+from rlmake.launch.resume import Start, link_checkpoints, starting_point
+
+
+def context(run: Path) -> RunContext:
+    return RunContext(run, "id", "name", 2, "f" * 16, run / "configs" / "attempt_2", run / "logs" / "attempt_2")
+
+
+def complete(run: Path, step: int) -> Path:
+    """A whole checkpoint, by the room's own functions."""
+    folder = step_dir(run, step)
+    (folder / "trainer").mkdir(parents=True)
+    (folder / "trainer" / "state.json").write_text("{}")
+    checkpoint.seal(folder, "trainer")
+    checkpoint.publish(run, step, ("trainer",), policy_version=step, world_size=1, ledger=None, ctx=context(run))
+    return folder
+
+
+def test_auto_takes_the_newest_whole_step_else_the_fork_else_the_start(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    fork = complete(other, 4)
+    assert starting_point(run, "auto", None) == Start()
+    assert starting_point(run, "auto", str(fork)) == Start(4, fork=fork)
+    for step in (9, 90, 100):
+        complete(run, step)
+    (step_dir(run, 100) / "trainer" / "state.json").write_text("damaged")
+    assert starting_point(run, "auto", str(fork)) == Start(90)
+
+
+def test_asked_resume(tmp_path):
+    run = tmp_path / "run"
+    for step in (10, 20):
+        complete(run, step)
+    assert starting_point(run, ResumeConfig(), None) == Start(20)
+    assert starting_point(run, ResumeConfig(step=10), None) == Start(10, explicit=True)
+    with pytest.raises(UserError, match="step_15"):
+        starting_point(run, ResumeConfig(step=15), None)
+    with pytest.raises(UserError, match="lies in the run itself"):
+        starting_point(run, ResumeConfig(dir=str(step_dir(run, 10))), None)
+    assert starting_point(run, None, None) == Start()
+
+
+def test_the_processes_are_told_a_definite_checkpoint(tmp_path):
+    assert Start().config() is None
+    assert Start(7).config() == ResumeConfig(step=7)
+    fork = Start(7, fork=tmp_path / "step_7")
+    assert fork.config() == ResumeConfig(dir=str(tmp_path / "step_7")) and fork.own_step == 0
+
+
+def test_external_checkpoints_are_a_link(tmp_path):
+    run, external = tmp_path / "run", tmp_path / "disk" / "ckpt"
+    run.mkdir()
+    link_checkpoints(run, str(external))
+    link_checkpoints(run, str(external))
+    complete(run, 3)
+    assert (external / "step_3" / "COMPLETE").is_file() and checkpoint.newest(run) == 3
+    with pytest.raises(UserError, match="no link to"):
+        link_checkpoints(run, str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "inference", "trainer"),
+    [(None, ["0", "1"], ["2"]), ("4,5,7", ["4", "5"], ["7"]), ("a, b,c", ["a", "b"], ["c"])],
+)
+def test_inference_takes_the_first_gpus_and_the_trainer_the_next(monkeypatch, visible, inference, trainer):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_ids(2) == inference and gpu_ids(1, skip=2) == trainer and gpu_ids(0) == []
+
+
+def test_too_few_visible_gpus_are_an_error(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(UserError, match="2 GPUs are wanted, CUDA_VISIBLE_DEVICES=3 shows 1"):
+        gpu_ids(1, skip=1)
+
+
+def test_environment_layers(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "13")
+    monkeypatch.setenv("MINE", "kept")
+    ctx = context(tmp_path)
+    env = environment(ctx, {"A": "default", "B": "default"}, {"B": "user", "PRL_RUN_ID": "stolen"}, threads=2)
+    assert (env["A"], env["B"], env["MINE"]) == ("default", "user", "kept")
+    assert env["PRL_RUN_ID"] == env["WANDB_RUN_ID"] == "id" and env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["OMP_NUM_THREADS"] == "2" and env["RLMAKE_FINGERPRINT"] == "f" * 16
+    assert environment(ctx)["OMP_NUM_THREADS"] == "1", "what computes nothing takes no threads"
+    assert RunContext.from_env(tmp_path).attempt == 1
+    monkeypatch.setattr(os, "environ", env)
+    assert RunContext.from_env(tmp_path) == ctx
+
+
+def test_torchrun_uses_no_fixed_port(tmp_path):
+    command = torchrun(2, [0, 1], tmp_path, "rlmake.trainer.rl", tmp_path / "trainer.json")
+    assert "--standalone" in command and command[command.index("--nproc-per-node") + 1] == "2"
+    assert command[command.index("--local-ranks-filter") + 1] == "0,1"
+
+
+def test_a_claimed_port_is_held(tmp_path):
+    with procs.claim_port() as held:
+        port = held.getsockname()[1]
+        with pytest.raises(UserError, match=rf"inference\.server\.port: 127\.0\.0\.1:{port} is already in use"):
+            procs.claim_port(port=port, key="inference.server.port")
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
+
+
+def test_follower_gives_whole_lines_once(tmp_path):
+    log = tmp_path / "x.log"
+    follower = Follower(log)
+    assert follower.lines() == []
+    log.write_text("one\ntw")
+    assert follower.lines() == ["one"]
+    with open(log, "a") as file:
+        file.write("o\nthree\n")
+    assert follower.lines() == ["two", "three"] and follower.lines() == []
+
+
+def test_display_in_a_build_shows_steps_only(tmp_path, capsys):
+    log = tmp_path / "x.log"
+    log.write_text("12:00:00 INFO    trainer loading\n[rank0] 12:00:01 SUCCESS trainer Step 1 | 1.0s | Loss 0.5\n")
+    with Display("run", log, 0, 3, brief=True):
+        pass
+    assert capsys.readouterr().out == "run: trainer Step 1 | 1.0s | Loss 0.5\n"
+    with Display("run", log, 0, 3, brief=False):
+        pass
+    assert capsys.readouterr().out == log.read_text()
+
+
+def test_attempts_of_two_launches_at_once_differ(tmp_path):
+    first = allocate(tmp_path)
+    (tmp_path / "configs" / "attempt_2").mkdir()  # another launcher is at it, its log folder is not there yet
+    assert (first.number, allocate(tmp_path).number) == (1, 3)
