@@ -147,6 +147,7 @@ OTHERS = [
     ("TrainerConfig", {"trace_path": "t", "max_steps": 10}, "trace_path: needs max_steps below 10"),
     ("OrchestratorConfig", {"train": {"group_size": 3, "source": [SOURCE]}}, "batch_size: 128 is not a multiple of group_size = 3"),
     ("InferenceConfig", {"engine": "vllm", "deterministic": True}, "deterministic: the vllm engine does not promise equal bytes"),
+    ("InferenceConfig", {"vllm": {"tensor_parallel_size": 2}}, "vllm.tensor_parallel_size: counts for the vllm engine only"),
     ("InferenceConfig", {"engine": "vlm"}, "engine: expected 'auto', 'vllm', 'transformers', not 'vlm'; did you mean 'vllm'?"),
     ("InferenceConfig", {"server": {"port": 70000}}, "server.port: must be ≤ 65535, not 70000"),
     ("EvalConfig", {"source": []}, "source: needs at least one source"),

@@ -15,7 +15,9 @@ inference = {}
 num_train_gpus = 0
 num_infer_gpus = 0
 [monitors.file]
-float_decimals = 3
+path = "from-base"
+[ckpt]
+keep_last = 2
 [orchestrator]
 renderer.name = "qwen3"
 batch_size = 64
@@ -55,11 +57,10 @@ def faults(*argv: str, cls=RLConfig) -> str:
 
 
 def test_lists_replace_and_tables_merge(write):
-    write("over.toml", '[monitors.file]\npath = "elsewhere"\n[[orchestrator.train.source]]\nenv.taskset.id = "rt"\n')
+    write("over.toml", '[ckpt]\ninterval = 4\n[[orchestrator.train.source]]\nenv.taskset.id = "rt"\n')
     config = rl("@", "base.toml", "@", "over.toml", "--max-steps", "5")
     assert [source.name for source in config.orchestrator.train.source] == ["rt"]
-    monitor = config.trainer.monitors.file
-    assert (monitor.path, monitor.float_decimals) == ("elsewhere", 3)
+    assert (config.trainer.ckpt.interval, config.trainer.ckpt.keep_last) == (4, 2)
     assert config.trainer.max_steps == config.orchestrator.max_steps == 5
 
 
@@ -103,9 +104,9 @@ def test_text_where_a_table_stands_is_refused_both_ways(write):
 
 
 def test_booleans_and_switched_tables(write):
-    write("ckpt.toml", "dashboard = true\n[ckpt]\ninterval = 5\n")
-    config = rl("@", "base.toml", "@", "ckpt.toml", "--no-dashboard", "--no-ckpt", "--no-monitors.file", "--clean")
-    assert config.dashboard is False and config.ckpt is None and config.clean is True
+    write("ckpt.toml", "clean = true\n[ckpt]\ninterval = 5\n")
+    config = rl("@", "base.toml", "@", "ckpt.toml", "--no-clean", "--no-ckpt", "--no-monitors.file", "--dry-run")
+    assert config.clean is False and config.ckpt is None and config.dry_run is True
     assert config.trainer.ckpt is None and config.trainer.monitors.file is None
     config = rl("@", "base.toml", "--ckpt", "--resume.step", "4")
     assert config.trainer.ckpt.interval is None and config.orchestrator.resume.step == 4

@@ -62,7 +62,7 @@ class EvalConfig(Config):
     run: RunConfig = group(RunConfig, "Name and directory.")
     output_dir: str = runtime(default_output_dir, "Folder of runs.", validation_alias=AliasChoices("output_dir", "o"))
     clean: bool = runtime(False, "Wipe the run directory before the start.")
-    dashboard: bool = runtime(True, "Show the run in the dashboard.")
+    dashboard: bool = runtime(False, "Show the run in the dashboard.")
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
     env_vars: EnvVars = runtime(dict, "Environment variables of all processes.")
 

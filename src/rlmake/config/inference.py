@@ -34,7 +34,7 @@ class TransformersConfig(Config):
 
 
 class VllmConfig(Config):
-    """The vLLM engine; `model`, `max_model_len`, `chat_template` and `trust_remote_code` count for both engines."""
+    """The vLLM engine; model, its names, `max_model_len` and `chat_template` count for both engines."""
 
     model: str = semantic("Qwen/Qwen3-0.6B", "Hub id, directory, or target of the build.")
     max_model_len: int | None = semantic(None, "Longest sequence; the model's own limit when absent.", ge=2)
@@ -52,6 +52,9 @@ class VllmConfig(Config):
     tool_call_parser: str = semantic("auto", "Parser of tool calls.")
     reasoning_parser: str = semantic("auto", "Parser of reasoning.")
     enable_lora: bool = runtime(False, "Serve adapters.")
+
+
+BOTH_ENGINES = ("model", "max_model_len", "chat_template", "trust_remote_code", "served_model_name")
 
 
 class InferenceConfig(Config):
@@ -85,7 +88,17 @@ class InferenceConfig(Config):
         if self.engine == "vllm" and self.deterministic:
             raise Refused(("deterministic", "the vllm engine does not promise equal bytes; use engine 'transformers'"))
         check_env_vars(self.env_vars)
+        if self.engine == "transformers" and (faults := self._unread()):
+            raise Refused(faults)
         return self
+
+    def _unread(self) -> list[tuple[str, str]]:
+        """Options of the vLLM engine that were set although it is not the one in use."""
+        fields = {name: info for name, info in VllmConfig.model_fields.items() if name not in BOTH_ENGINES}
+        changed = [name for name, info in fields.items() if getattr(self.vllm, name) != info.default]
+        return [
+            (f"vllm.{name}", "counts for the vllm engine only, and the engine is 'transformers'") for name in changed
+        ]
 
     def reclassified(self) -> dict[str, FieldClass]:
         """Only the engine in use counts, and the thread count where bytes are promised."""
@@ -93,6 +106,5 @@ class InferenceConfig(Config):
         if self.engine == "vllm":
             fields |= {f"transformers.{name}": "runtime" for name in TransformersConfig.model_fields}
         else:
-            unused = ("dtype", "quantization")
-            fields |= {f"vllm.{name}": "runtime" for name in unused}
+            fields |= {f"vllm.{name}": "runtime" for name in VllmConfig.model_fields if name not in BOTH_ENGINES}
         return fields

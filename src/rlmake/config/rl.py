@@ -83,7 +83,7 @@ class RLConfig(Config):
     run: RunConfig = group(RunConfig, "Name and directory.")
     output_dir: str = runtime(default_output_dir, "Folder of runs; `$PRL_OUTPUT_DIR`, else outputs.")
     clean: bool = runtime(False, "Wipe the run directory before the start.")
-    dashboard: bool = runtime(True, "Show the run in the dashboard.")
+    dashboard: bool = runtime(False, "Show the run in the dashboard.")
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
     slurm: SlurmConfig | None = runtime(None, "Submit to SLURM.")
     env_vars: EnvVars = runtime(dict, "Environment variables of all components.")

@@ -56,8 +56,6 @@ class ComponentLogConfig(LogConfig):
     vf_level: LogLevel | None = runtime(
         None, "Level of the environments' own logs; `$PRIME_VF_LOG_LEVEL`, then info, when absent."
     )
-    log_data: bool = runtime(False, "Log the first samples as text.")
-    interval: float = runtime(10.0, "Seconds between periodic progress lines.", gt=0)
 
 
 class TrainerLogConfig(ComponentLogConfig):
@@ -79,7 +77,6 @@ class TrainerCkptConfig(CkptConfig):
     """The trainer's half of a checkpoint."""
 
     skip_progress: bool = runtime(False, "On resume, do not load progress.")
-    skip_scheduler: bool = runtime(False, "On resume, do not load the scheduler.")
     skip_dataloader: bool = runtime(False, "On resume, do not load the data loader.")
     skip_optimizer: bool = runtime(False, "On resume, do not load the optimizer.")
 
@@ -90,7 +87,6 @@ class OrchestratorCkptConfig(Config):
     interval: int | None = horizon(None, "Steps between checkpoints; only at the end when absent.", ge=1)
     keep_last: int | None = horizon(None, "How many of the newest to keep; all when absent.", ge=1)
     keep_interval: int | None = horizon(None, "Keep every checkpoint at a multiple of this step for good.", ge=1)
-    wait_for_weights_timeout: int | None = runtime(None, "Seconds to wait for weights on resume; 1200 when absent.")
     skip_progress: bool = runtime(False, "On resume, do not load totals and data state.")
 
 
@@ -119,9 +115,6 @@ class FileMonitorConfig(Config):
     """Metrics and traces as files in the run directory."""
 
     path: str | None = runtime(None, "Folder; `monitors/file` of the run directory when absent.")
-    chunk_bytes: int = runtime(5 * 2**30, "Size at which a chunk of the trace stream is sealed.", gt=0)
-    compress: bool = runtime(True, "Compress sealed chunks.")
-    float_decimals: int = runtime(4, "Decimals kept of floats in traces.", ge=0, le=17)
 
 
 class WandbConfig(Config):
@@ -240,7 +233,6 @@ class ZmqTransport(Config):
     type: Literal["zmq"] = runtime("zmq", "Kind of transport.")
     host: str = runtime("localhost", "Host of the orchestrator.")
     port: int = runtime(5555, "Port of the publisher; 0: taken from the system, published in the run directory.", ge=0)
-    hwm: int = runtime(10, "High-water mark in messages.", ge=1)
 
 
 RolloutTransport = Annotated[FilesystemTransport | ZmqTransport, Field(discriminator="type")]

@@ -48,9 +48,8 @@ class CompileConfig(Config):
 class ActivationCheckpointing(Config):
     """Recompute activations in the backward pass."""
 
-    mode: Literal["full", "selective"] = runtime("full", "Whole blocks, or the named parts of them.")
+    mode: Literal["full", "selective"] = runtime("full", "Whole blocks, or parts of them.")
     freq: int = runtime(1, "Every how many blocks.", ge=1)
-    targets: list[str] = runtime(lambda: ["norm"], "Parts to recompute in selective mode.")
 
 
 class LoRAConfig(Config):
@@ -86,9 +85,6 @@ class TrainerModelConfig(Config):
     dp_replicate: int = runtime(1, "Copies of the sharded model.", ge=1)
     cp: int = runtime(1, "Ranks that share one row (context parallel).", ge=1)
     ep: int | Literal["auto"] = runtime("auto", "Ranks that share the experts.")
-    freeze_moe_router: bool | Literal["auto"] = semantic(
-        "auto", "Freeze expert gates; auto: true for RL, false for SFT."
-    )
     lora: LoRAConfig | None = semantic(None, "Train adapters only.")
 
     @model_validator(mode="after")
@@ -145,8 +141,6 @@ class TrainerCommon(Config):
         faults = schedule_faults(self.scheduler, self.max_steps)
         if on_cpu and self.model.attn.startswith("flash"):
             faults.append(("model.attn", f"{self.model.attn} needs a GPU; the CPU has 'exact'"))
-        if self.model.trust_remote_code and self.model.impl not in ("auto", "hf"):
-            faults.append(("model.trust_remote_code", "only with impl 'hf' or 'auto'"))
         if self.optim.type == "muon" and self.model.fsdp_cpu_offload:
             faults.append(("model.fsdp_cpu_offload", "does not work with muon"))
         if self.trace_path is not None and (self.max_steps is None or self.max_steps >= 10):
@@ -157,11 +151,9 @@ class TrainerCommon(Config):
         return self
 
     def settle(self, *, rl: bool) -> None:
-        """Resolve what differs between RL and SFT: weight decay and the experts' gates."""
+        """Resolve what differs between RL and SFT."""
         if self.optim.weight_decay == "auto":
             self.optim.weight_decay = 0.0 if rl else 0.01
-        if self.model.freeze_moe_router == "auto":
-            self.model.freeze_moe_router = rl
 
     def horizon_classes(self) -> dict[str, FieldClass]:
         """`max_steps` counts where the schedule depends on it, and what a fork leaves unread counts too."""

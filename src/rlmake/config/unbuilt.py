@@ -1,7 +1,8 @@
-"""Keys and values of what is not built yet: refused with a reason, never accepted and ignored.
+"""Keys and values of what is not built: refused with a reason, never accepted and ignored.
 
-To bring a feature in, delete its line here. A key stands for itself in every entry point and below every table that
-ends so (`model.lora` is also `trainer.model.lora`); `entry:key` is anchored at the root of that entry point.
+To bring a feature in, delete its line here, and add its field to the schema where it has none. A key stands for itself
+in every entry point and below every table that ends so (`model.lora` is also `trainer.model.lora`); `entry:key` is
+anchored at the root of that entry point.
 """
 
 from collections.abc import Iterator
@@ -36,11 +37,11 @@ UNBUILT = [
     Unbuilt("model.lora", "LoRA is not built yet"),
     Unbuilt("model.cp", "context parallelism is not built yet", accept=(1, "1")),
     Unbuilt("model.ep", "expert parallelism is not built yet", accept=("auto", 1, "1")),
-    Unbuilt("model.dp_replicate", "replicated sharding is not built yet", accept=(1, "1")),
-    Unbuilt("model.compile", "torch.compile is not built yet"),
-    Unbuilt("model.ac", "activation checkpointing is not built yet"),
+    Unbuilt("model.ac.mode", "selective recomputation is not built yet; use 'full'", refuse=("selective",)),
+    Unbuilt("model.ac.targets", "selective recomputation is not built yet"),
+    Unbuilt("model.freeze_moe_router", "mixtures of experts are not built yet"),
+    Unbuilt("model.moe_router_dtype", "mixtures of experts are not built yet"),
     Unbuilt("model.ac_offloading", "offloading of activations is not built yet"),
-    Unbuilt("model.fsdp_cpu_offload", "offloading of parameters is not built yet"),
     Unbuilt("model.optim_cpu_offload", "offloading of optimizer states is not built yet"),
     Unbuilt("model.full_offload", "full offloading is not built yet"),
     Unbuilt("model.quantization", "quantised training is not built yet"),
@@ -61,15 +62,22 @@ UNBUILT = [
     Unbuilt("trace_path", "profiler traces are not built yet"),
     Unbuilt("heartbeat", "heartbeats are not built yet"),
     Unbuilt("data.fake", "made-up batches are not built yet"),
-    Unbuilt("curriculum.gates", "curriculum gates are not built yet", accept=({},)),
-    Unbuilt("curriculum.sampler.type", "difficulty pools are not built yet", refuse=("difficulty_pool",)),
+    Unbuilt("ckpt.skip_scheduler", "the schedule follows from the step; there is no state to skip"),
+    Unbuilt("ckpt.wait_for_weights_timeout", "weights are published before the orchestrator resumes; nothing waits"),
+    Unbuilt("rollout_transport.hwm", "batches are asked for, step by step; there is no high-water mark"),
+    Unbuilt("monitors.file.chunk_bytes", "the trace stream is not built yet"),
+    Unbuilt("monitors.file.compress", "the trace stream is not built yet"),
+    Unbuilt("monitors.file.float_decimals", "the trace stream is not built yet"),
+    Unbuilt("log.log_data", "logging of samples is not built yet"),
+    Unbuilt("log.interval", "periodic progress lines are not built yet"),
+    Unbuilt("dashboard", "the dashboard is not built yet"),
+    Unbuilt("concurrency.min_inflight", "adaptive concurrency is not built yet", accept=(1, "1")),
+    Unbuilt("collect_inference_metrics", "reading the engines' metrics is not built yet"),
     Unbuilt("router", "routers are not built yet"),
     Unbuilt("kv_cache_offload", "offloading of the KV cache is not built yet"),
-    Unbuilt("sft:val", "validation is not built yet"),
     Unbuilt("sft:eval", "evaluation during SFT is not built yet"),
     Unbuilt("sft:inference", "evaluation during SFT is not built yet"),
     Unbuilt("sft:weight_broadcast", "evaluation during SFT is not built yet"),
-    Unbuilt("sft:data.type", "made-up rows are not built yet", refuse=("fake",)),
     Unbuilt("eval:resume", "resuming an evaluation is not built yet"),
     Unbuilt("eval:ckpt", "resuming an evaluation is not built yet"),
 ]
