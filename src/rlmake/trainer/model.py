@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from rlmake.models import exact, loading, packed
-from rlmake.models.renderer import template_text
+from rlmake.models.text import template_text
 from rlmake.trainer import checkpoint
 
 
