@@ -35,7 +35,7 @@ def metrics(run: Path, rl: bool, steps: int, seed: int = 0) -> None:
         rows.append({**head, "producer": "trainer", **trainer})
         if rl:
             reward = 0.55 + 0.4 * (1 - math.exp(-3 * part)) + 0.015 * dice.gauss(0, 1)
-            orch = {"train/agg/all/agent/reward/mean": reward, "train/agg/all/num_output_tokens/mean": 31 - 5 * part}
+            orch = {"time/step": 9.0, "reward/all/mean": reward, "train/agg/all/num_output_tokens/mean": 31 - 5 * part}
             rows.append({**head, "producer": "orch", **orch, "time/wait_for_policy": 0.4, "time/pack": 0.02})
             if step % 10 == 0:
                 rows.append({**head, "producer": "eval", "eval/reverse-text/all/agent/avg@1": reward - 0.03})

@@ -21,9 +21,8 @@ def export(argv: list[str]) -> int | None:
     if out.exists() and not arguments.overwrite:
         raise UserError(f"{out}: there already; give another OUT or --overwrite")
     facts = _convert(arguments, source, out)
-    print(
-        f"{out}: {facts['format']}, {facts['tensors']} tensors, {facts['bytes'] / 1e9:.3g} GB in {len(facts['shards'])} files"
-    )
+    size, files = facts["bytes"] / 1e9, len(facts["shards"])
+    print(f"{out}: {facts['format']}, {facts['tensors']} tensors, {size:.3g} GB in {files} files")
     return 0
 
 

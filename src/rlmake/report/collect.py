@@ -18,18 +18,19 @@ Points = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Curve:
-    """One chart: its title, the names of the metric (the first that was logged is shown), unit, producer."""
+    """One chart: its title, the names of the metric (the first that was logged is shown), unit, a remark."""
 
     title: str
     keys: tuple[str, ...]
     unit: str = ""
     note: str = ""
     noisy: bool = True  # a smooth line is drawn on top of a long series
+    producer: str | None = None  # whose metric, where several log one of that name
 
 
 # Names of the training page and of launch-and-run-dir 4.11. Patterns are full matches.
 RL_CURVES = (
-    Curve("Reward", (r"train/agg/all/(?:.*/)?reward/mean", r"reward/all/mean", r"train/[^/]+/all/(?:.*/)?reward/mean")),
+    Curve("Reward", (r"reward/all/mean", r"train/agg/all/[^/]+/reward/mean")),
     Curve("Loss", (r"loss/mean",)),
     Curve("Entropy", (r"entropy/all/mean", r"entropy/mean"), "nats"),
     Curve("Mismatch KL", (r"mismatch_kl/all/mean",), "nats", "trainer against the policy that sampled"),
@@ -37,7 +38,7 @@ RL_CURVES = (
     Curve("Learning rate", (r"optim/lr",), noisy=False),
     Curve("Throughput", (r"perf/throughput",), "tokens/s"),
     Curve("Reply length", (r"train/agg/all/num_output_tokens/mean",), "tokens"),
-    Curve("Step time", (r"time/step",), "s"),
+    Curve("Step time", (r"time/step",), "s", "of the trainer", producer="trainer"),
 )
 SFT_CURVES = (
     Curve("Loss", (r"loss/mean",)),

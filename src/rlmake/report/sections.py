@@ -200,7 +200,7 @@ def earlier_training(facts: ReportFacts) -> Html | None:
 def _cards(curves: tuple[collect.Curve, ...], rows: list[Row]) -> list[Html]:
     cards = []
     for curve in curves:
-        if points := collect.find(rows, curve.keys):
+        if points := collect.find(rows, curve.keys, curve.producer):
             cards.append(
                 charts.curve(curve.title, [charts.Line(curve.title, points)], curve.unit, curve.note, curve.noisy)
             )
@@ -230,21 +230,26 @@ def time_spent(facts: ReportFacts, rows: list[Row]) -> Html | None:
     )
 
 
-STEP_PARTS = {
-    "time/forward_backward": "forward and backward", "time/wait_for_batch": "waiting for a batch",
-    "time/broadcast_weights": "sending weights", "time/save_ckpt": "saving checkpoints",
-    "time/load_data": "loading data", "time/wait_for_policy": "waiting for weights", "time/pack": "packing",
+WORDS = {
+    "forward_backward": "forward and backward", "wait_for_batch": "waiting for a batch",
+    "broadcast_weights": "sending weights", "save_ckpt": "saving checkpoints", "load_data": "loading data",
+    "wait_for_policy": "waiting for weights", "pack": "packing",
 }  # fmt: skip
 
 
 def _step_parts(rows: list[Row], producer: str) -> list[tuple[str, float, str, str]]:
-    who = {"trainer": "trainer", "orch": "orchestrator"}[producer]
-    found = []
-    for key, name in STEP_PARTS.items():
-        seconds = sum(value for _, value in collect.find(rows, (key,), producer))
-        if seconds > 0.05:
-            found.append((f"{who}: {name}", seconds, duration(seconds), "after" if producer == "trainer" else "before"))
-    return sorted(found, key=lambda row: -row[1])
+    """Sums over all steps of a producer's `time/<part>`, the largest first; what is too short to see is left out."""
+    who, cls = {"trainer": ("trainer", "after"), "orch": ("orchestrator", "before")}[producer]
+    sums: dict[str, float] = {}
+    for row in rows:
+        for key, value in row.metrics.items():
+            room, _, part = key.partition("/")
+            if row.producer == producer and room == "time" and part != "step" and "/" not in part:
+                sums[part] = sums.get(part, 0.0) + value
+    found = [
+        (f"{who}: {WORDS.get(part, part.replace('_', ' '))}", value) for part, value in sums.items() if value > 0.05
+    ]
+    return [(name, value, duration(value), cls) for name, value in sorted(found, key=lambda row: -row[1])]
 
 
 def _caption(name: str, value: str) -> Html:
