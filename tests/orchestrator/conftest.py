@@ -12,7 +12,7 @@ import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import aiohttp
 import pytest
 import verifiers.v1 as vf
 from aiohttp import web
@@ -91,7 +91,7 @@ class Env(EnvHandle):
 
     def __init__(self, name, tasks, reward):
         self.name, self.tasks, self.reward = name, tasks, reward
-        self.client = httpx.AsyncClient(timeout=30)
+        self.client = aiohttp.ClientSession()
 
     def num_tasks(self):
         return self.tasks
@@ -107,14 +107,15 @@ class Env(EnvHandle):
         }
         body["cache_salt"] = body["sampling_params"].pop("cache_salt", None)
         url = client.base_url.removesuffix("/v1") + "/inference/v1/generate"
-        reply = (await self.client.post(url, json=body)).json()
+        async with self.client.post(url, json=body) as answer:
+            reply = await answer.json()
         reward = self.reward(task.index, reply["ids"])
         if reward is None:
             return self.failed(task, "ProviderError", "scripted")
         return _episode(self.name, task, reply, reward)
 
     async def close(self):
-        await self.client.aclose()
+        await self.client.close()
 
 
 def _episode(name, task, reply, reward):

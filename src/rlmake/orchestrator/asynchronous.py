@@ -47,7 +47,9 @@ class Asynchronous:
         self.rate = TaskRate(config.tasks_per_minute)
         self.silence = SilenceWarning(config)
         self.step = 1  # the batch being collected
+        self.first = watcher.version + 1  # the version that the trainer offers before anything else
         self.held = False  # an evaluation has the engines
+        self.ended = False  # no more training rollouts
         self.open: dict[int, Group] = {}  # by index; until their units are in the queue
         self.waiting: list[Group] = []  # opened before a resume, to be started anew
         self.tasks: dict[int, set[asyncio.Task]] = {}
@@ -71,7 +73,7 @@ class Asynchronous:
 
     async def finish(self, version: int) -> None:
         """No more training rollouts; wait for the last version and its evaluations."""
-        self.held = True
+        self.ended = True
         for group in list(self.open.values()):
             self._drop(group, "superseded")
         await self.watcher.wait(version)
@@ -79,6 +81,10 @@ class Asynchronous:
     def hold(self, held: bool) -> None:
         """An evaluation starts or ends: it gets the engines first."""
         self.held = held
+        self.wake.set()
+
+    def on_version(self, version: int) -> None:
+        """A new version is served and evaluated: the gate may be open again."""
         self.wake.set()
 
     def drop_stale(self, pending: int) -> None:
@@ -107,7 +113,8 @@ class Asynchronous:
 
     def _gate_open(self) -> bool:
         lead = (self.step - 1) - self.watcher.version
-        return not self.held and lead <= TARGET_LAG and sum(self.accounts.inflight.values()) < self.max_inflight
+        open_ = lead <= TARGET_LAG and self.watcher.version >= self.first and not (self.held or self.ended)
+        return open_ and sum(self.accounts.inflight.values()) < self.max_inflight
 
     async def _open(self) -> Group:
         if self.waiting:

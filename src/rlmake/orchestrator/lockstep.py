@@ -89,6 +89,9 @@ class LockStep:
     def hold(self, held: bool) -> None:
         """An evaluation starts or ends: nothing else runs then anyway."""
 
+    def on_version(self, version: int) -> None:
+        """A new version is served: `collect` asked for it."""
+
     def drop_stale(self, pending: int) -> None:
         """A version is announced: nothing is in flight that could be too old."""
 

@@ -121,6 +121,10 @@ class Orchestrator:
         self.window.add(group, facts, units, admitted)
         self.useful += len(units)
 
+    async def _on_installed(self, version: int) -> None:
+        await self.evaluator.on_version(version)
+        self.collector.on_version(version)
+
     def _capture(self) -> tuple[dict[str, Any], list[Unit]]:
         """The state of this moment, between two batches."""
         state = {
@@ -184,7 +188,7 @@ class Orchestrator:
             config.weight_broadcast.timeout,
             self.begun - 1,
             lambda version: self.collector.drop_stale(version),
-            self.evaluator.on_version,
+            self._on_installed,
         )
         kind = LockStep if config.deterministic else Asynchronous
         self.collector = kind(config, self.sources, rollouts, groups, self.queue, self.watcher, self.accounts)

@@ -1,0 +1,132 @@
+"""Asynchronous collection: pacing, staleness, exactly-once accounting, and a resume that loses no task."""
+
+import asyncio
+
+from rlmake import checkpoint
+from rlmake.orchestrator.accounts import Accounts
+from rlmake.orchestrator.pacing import Burst
+from rlmake.transport import WeightReceiver
+
+
+def live(make_run, **kwargs):
+    return make_run(deterministic=False, **kwargs)
+
+
+async def test_a_run_to_its_end(make_run):
+    run = live(make_run, max_steps=5, max_off_policy_steps=2)
+    _, trainer, engine, orchestrator = await run.finish()
+    assert engine.loaded == [0, 1, 2, 3, 4, 5]
+    ids = [name for step in sorted(trainer.batches) for name in trainer.batches[step][0].sample_ids]
+    assert len(ids) == len(set(ids)) == 12 * 5
+    rows = [row for row in run.rows() if row["producer"] == "orch"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert all(row["off_policy/max"] <= 2 for row in rows)
+    accounts = orchestrator.accounts
+    assert sum(accounts.inflight.values()) == 0
+    started = sum(row["dispatcher/started/train"] for row in rows) + sum(accounts.started.values())
+    ended = sum(row[f"dispatcher/{how}/train"] for row in rows for how in ("finished", "errored", "cancelled"))
+    ended += sum(accounts.finished.values()) + sum(accounts.failed.values()) + sum(accounts.cancelled.values())
+    assert started == ended == len(engine.requests)
+
+
+async def test_collection_runs_at_most_one_step_ahead(make_run, monkeypatch):
+    """With no version beyond v0, batches 1 and 2 are shipped and then dispatch pauses."""
+    poll = WeightReceiver.poll
+    monkeypatch.setattr(WeightReceiver, "poll", lambda self, after: poll(self, after) if after < 0 else None)
+    run = live(make_run, max_steps=9)
+    async with run.attempt() as (task, trainer, engine, orchestrator):
+        while not (run.folder / "batches/step_2").exists() and trainer.error is None:
+            await asyncio.sleep(0.005)
+        seen = -1
+        while seen != len(engine.requests):  # what was in flight comes to its end
+            seen = len(engine.requests)
+            await asyncio.sleep(0.3)
+        assert orchestrator.collector.step == 3 and orchestrator.watcher.version == 0 and not task.done()
+        assert not (run.folder / "batches/step_3").exists()
+        assert sum(orchestrator.accounts.inflight.values()) == 0
+
+
+async def test_stale_groups_are_cancelled_before_the_engines_are_paused(make_run):
+    """Bound 0: whatever is in flight when v1 is announced can't train step 2 any more."""
+    run = live(make_run, max_steps=3, max_off_policy_steps=0, concurrency={"max_inflight": 64})
+    _, trainer, engine, _ = await run.finish()
+    rows = [row for row in run.rows() if row["producer"] == "orch"]
+    assert all(row["off_policy/max"] == 0 for row in rows) and len(rows) == 3
+    dropped = sum(row["off_policy/dropped"] + row["dispatcher/cancelled/train"] for row in rows)
+    assert dropped > 0 and engine.loaded == [0, 1, 2, 3]
+    assert sum(row["dispatcher/cancelled/reason/stale"] for row in rows) == sum(
+        row["dispatcher/cancelled/train"] for row in rows
+    )
+    assert len(trainer.batches) == 3
+
+
+async def test_a_resume_starts_open_groups_again(make_run):
+    run = live(make_run, max_steps=6)
+    async with run.attempt() as (_, trainer, _, _):
+        while trainer.step < 3 and trainer.error is None:
+            await asyncio.sleep(0.002)
+    resumed = checkpoint.newest(run.folder)
+    state = checkpoint_state(run, resumed)
+    reopened = {(row["env"], row["draw"]) for row in state["collector"]["open"]}
+    _, trainer, engine, orchestrator = await run.finish(number=2, resume=resumed)
+    assert engine.loaded[0] == resumed and sorted(trainer.batches) == list(range(resumed + 1, 7))
+    assert orchestrator.sources.draws >= state["sources"]["draws"]
+    ids = [name for step in trainer.batches for name in trainer.batches[step][0].sample_ids]
+    assert len(ids) == len(set(ids))
+    drawn = {tuple(name.split("/")[:2]) for name in ids}
+    fresh = {(env, int(draw)) for env, draw in drawn if int(draw) >= state["sources"]["draws"]}
+    queued = {(env, int(draw)) for env, draw in drawn} - fresh - reopened
+    assert len(queued) <= 12  # the rest of what trained was waiting in the checkpoint's queue
+
+
+def checkpoint_state(run, step):
+    from rlmake.orchestrator.checkpoints import load
+
+    return load(run.folder / f"checkpoints/step_{step}").state
+
+
+async def test_a_failure_in_a_rollout_task_ends_the_run(make_run):
+    run = live(make_run)
+    async with run.attempt() as (task, _, _, orchestrator):
+
+        def broken(group, version):
+            raise RuntimeError("scoring failed")
+
+        while not hasattr(orchestrator, "collector"):
+            await asyncio.sleep(0.002)
+        orchestrator.collector.groups.finish = broken
+        done, _ = await asyncio.wait({task}, timeout=20)
+        assert done and "scoring failed" in str(task.exception())
+
+
+def test_accounts_always_add_up():
+    accounts = Accounts(["a", "b"])
+    for _ in range(4):
+        accounts.start("a")
+    accounts.end("a", True)
+    accounts.end("a", False)
+    accounts.cancel("a", "stale", running=2, finished=1, failed=1)
+    row = accounts.report()
+    assert (
+        row["dispatcher/started/train"]
+        == row["dispatcher/cancelled/a"]
+        == row["dispatcher/cancelled/reason/stale"]
+        == 4
+    )
+    assert row["dispatcher/finished/train"] == row["dispatcher/errored/a"] == row["dispatcher/inflight/train"] == 0
+    assert row["dispatcher/cancelled/b"] == 0 and accounts.report()["dispatcher/started/train"] == 0
+
+
+def test_burst_gives_back_what_finished(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("rlmake.orchestrator.pacing.time.monotonic", lambda: now[0])
+    burst = Burst(2)
+    burst.start()
+    now[0] += 1
+    burst.start()
+    assert burst.wait() == 4.0
+    burst.finish()
+    assert burst.wait() == 0.0
+    burst.start()
+    now[0] += 4.5
+    assert burst.wait() == 0.5
