@@ -21,6 +21,7 @@ from rlmake.trainer.metrics import Clock
 from rlmake.trainer.parallel import parallelise
 from rlmake.trainer.policy import Policy, head_chunk
 from rlmake.trainer.world import World
+from rlmake.transport import ask_half
 
 SAVED_AND_LEFT = 75
 
@@ -125,6 +126,8 @@ class Training:
         checkpoint.save(folder, self.policy.named(), self.optimizer, state, self.facts, self.world)
 
         def publish() -> None:
+            if "orchestrator" in halves and not (folder / "orchestrator.json").exists():
+                ask_half(self.ctx.run_dir, self.step)  # no interval foresaw this step
             records.publish(
                 self.ctx.run_dir, self.step, halves, policy_version=self.step, world_size=self.world.size,
                 ledger=self.ledger.value, ctx=self.ctx,
