@@ -82,28 +82,20 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError(f"{where}: a tool call needs a function with a name")
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
-            raise RowError(f"{where}: arguments of the call to '{function['name']}' are not JSON") from None
+    arguments = _parsed(arguments, f"{where}: arguments of the call to '{function['name']}'")
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
 def _tools(value: Any, column: str) -> list[dict[str, Any]] | None:
     """A list of tools or its JSON text, in OpenAI's form; a flat definition is wrapped. None for no tools."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except ValueError:
-            raise RowError(f"column '{column}': not JSON") from None
+    value = _parsed(value, f"column '{column}'")
     if value is None or value == []:
         return None
     if not isinstance(value, list):
         raise RowError(f"column '{column}': expected a list of tools, not {_kind(value)}")
     tools = []
     for i, tool in enumerate(value):
-        tool = json.loads(tool) if isinstance(tool, str) else tool
+        tool = _parsed(tool, f"column '{column}', tool {i}")
         if not isinstance(tool, dict) or not isinstance(tool.get("function", tool), dict):
             raise RowError(f"column '{column}', tool {i}: expected an object")
         tool = _strip(tool)
@@ -111,6 +103,16 @@ def _tools(value: Any, column: str) -> list[dict[str, Any]] | None:
             raise RowError(f"column '{column}', tool {i}: has no name")
         tools.append(tool if "function" in tool else {"type": "function", "function": tool})
     return tools
+
+
+def _parsed(value: Any, where: str) -> Any:
+    """The value that JSON text stands for (blank text: None); anything but text as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except ValueError:
+        raise RowError(f"{where}: not JSON") from None
 
 
 def _message_mask(value: Any, count: int, column: str) -> list[int] | None:

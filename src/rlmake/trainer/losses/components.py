@@ -93,14 +93,16 @@ def _rl(
 ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
     """The rl component's sum, its statistics per token, and a custom loss's scalars (mean over sequences)."""
     mask = streams.rl_members
-    sums, per_token, scalars = [], {}, {}
-    for inputs in _inputs(logprobs, streams, mask, whole=token_wise):
+    total, per_token, scalars = logprobs.new_zeros(()), {}, {}
+    for part, inputs in _inputs(logprobs, streams, mask, whole=token_wise):
         outputs = rl_loss(inputs)
-        sums.append(outputs.loss)
+        total = total + outputs.loss
         for name, value in outputs.metrics.items():
-            target = per_token if value.ndim else scalars
-            target.setdefault(name, []).append(value.detach().float())
-    tokens = {name: (torch.cat(values), mask) for name, values in per_token.items()}
+            if value.ndim:
+                per_token.setdefault(name, torch.zeros_like(streams.advantages))[part] = value.detach().float()
+            else:
+                scalars.setdefault(name, []).append(value.detach().float())
+    tokens = {name: (values, mask) for name, values in per_token.items()}
     about = mask if streams.ref_kl_weights is None else streams.loss_mask & (mask | (streams.ref_kl_weights != 0))
     kl = k3(members(logprobs, about), members(streams.inference_logprobs, about))
     tokens["mismatch_kl"] = (kl, about)
@@ -108,20 +110,25 @@ def _rl(
         dropped = tokens["is_masked"][0] != 0
         tokens["masked_mismatch_kl"] = (kl, mask & dropped)
         tokens["unmasked_mismatch_kl"] = (kl, mask & ~dropped)
-    return torch.stack(sums).sum(), tokens, {name: torch.stack(values).mean() for name, values in scalars.items()}
+    return total, tokens, {name: torch.stack(values).mean() for name, values in scalars.items()}
 
 
-def _inputs(logprobs: Tensor, streams: Streams, mask: Tensor, whole: bool) -> Iterator[LossInputs]:
-    sizes = [len(logprobs)] if whole else streams.sequences
+def _inputs(logprobs: Tensor, streams: Streams, mask: Tensor, whole: bool) -> Iterator[tuple[slice, LossInputs]]:
+    """All tokens at once, or each sequence that has a member."""
     start = 0
-    for size in sizes or [0]:
+    for size in [len(logprobs)] if whole else streams.sequences:
         part = slice(start, start + size)
-        yield LossInputs(
-            trainer_logprobs=logprobs[part],
-            inference_logprobs=streams.inference_logprobs[part],
-            ref_logprobs=None if streams.ref_logprobs is None else streams.ref_logprobs[part],
-            advantages=streams.advantages[part],
-            loss_mask=mask[part],
-            loss_weights=None if streams.rl_weights is None else streams.rl_weights[part],
-        )
         start += size
+        if not whole and not mask[part].any():
+            continue
+        yield (
+            part,
+            LossInputs(
+                trainer_logprobs=logprobs[part],
+                inference_logprobs=streams.inference_logprobs[part],
+                ref_logprobs=None if streams.ref_logprobs is None else streams.ref_logprobs[part],
+                advantages=streams.advantages[part],
+                loss_mask=mask[part],
+                loss_weights=None if streams.rl_weights is None else streams.rl_weights[part],
+            ),
+        )
