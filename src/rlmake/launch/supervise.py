@@ -1,6 +1,5 @@
 """Supervision: the processes of one run, started in order, watched together, ended in order, none left behind."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -49,6 +48,11 @@ class Child:
     started: float = field(default_factory=time.monotonic)
 
     @property
+    def age(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self.started
+
+    @property
     def code(self) -> int | None:
         """Exit code as a shell gives it (128 + signal), None while it runs."""
         code = self.popen.poll()
@@ -68,6 +72,7 @@ class Supervisor:
         self._received: int | None = None
         self._look_for_ranks = float("inf")  # when to look (again) for ranks that have to be told to save and leave
         self._told: set[procs.Process] = set()
+        self._seen_ended: set[str] = set()
         self._handlers: dict[int, object] = {}
 
     def __enter__(self) -> "Supervisor":
@@ -126,6 +131,7 @@ class Supervisor:
 
     def check(self) -> None:
         """Raise when a signal came, or a child ended that should not have."""
+        self._record_ends()
         if self._received is not None:
             name = signal.Signals(self._received).name
             raise RunStopped(f"stopped by {name}; every process of the run was ended", 128 + self._received)
@@ -152,7 +158,7 @@ class Supervisor:
             why = f"was killed by {signal.Signals(child.code - 128).name}"
         elif child.code == DIVERGED:
             why = f"diverged (exit code {DIVERGED})"
-        head = f"{child.name} {why} after {time.monotonic() - child.started:.0f} s; last lines of {child.log}:"
+        head = f"{child.name} {why} after {child.age:.0f} s; last lines of {child.log}:"
         return "\n".join([head, *(f"    {line}" for line in tail(child.log))])
 
     def stop(self) -> None:
@@ -162,15 +168,23 @@ class Supervisor:
                 if child.code is None:
                     child.popen.terminate()
             deadline = time.monotonic() + self._grace
+            while any(child.code is None for child in group) and time.monotonic() < deadline:
+                self._record_ends()
+                time.sleep(POLL_S)
             for child in group:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.popen.wait(max(0.0, deadline - time.monotonic()))
                 if child.code is None:
                     logger.warning(f"{child.name} did not end within {self._grace:g} s: killed")
                     child.popen.kill()
                     child.popen.wait()
+            self._record_ends()
         mark = procs.launcher_mark()[procs.LAUNCHER]
         procs.terminate(procs.find(procs.LAUNCHER, lambda value: value == mark), 1.0)
+
+    def _record_ends(self) -> None:
+        for child in self.children:
+            if child.code is not None and child.name not in self._seen_ended:
+                self._seen_ended.add(child.name)
+                logger.debug(f"{child.name} ended with code {child.code} after {child.age:.1f} s")
 
     def _note(self, number: int, _frame: object) -> None:
         self._received = number
