@@ -21,29 +21,32 @@ class FakeEngine:
         self.tokenizer, self.reply, self.max_model_len = tokenizer, reply, max_model_len
         self.requests: list[dict] = []
         self.app = FastAPI()
+        self.app.add_exception_handler(ValueError, self.failure)
         self.app.get("/v1/models")(self.models)
         self.app.post("/inference/v1/generate")(self.generate)
         self.app.post("/v1/chat/completions")(self.chat)
 
     async def models(self):
-        return {"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": self.max_model_len}]}
+        card = {"id": "m", "object": "model", "max_model_len": self.max_model_len, "run_id": "run-1"}
+        return {"object": "list", "data": [card]}
 
     def logprob(self, position: int) -> float:
         """A float32 that four decimals would spoil."""
         return -0.123456789 - position * 1e-5
 
     async def _answer(self, text: str):
+        """What `reply` says; a ValueError that it raises is the engine's failure."""
         reply = self.reply(text)
         return await reply if asyncio.iscoroutine(reply) else reply
+
+    async def failure(self, request, error):
+        return JSONResponse({"error": {"message": str(error)}}, status_code=500)
 
     async def generate(self, request: Request):
         body = await request.json()
         self.requests.append(body)
         prompt = self.tokenizer.decode(body["token_ids"])
-        try:
-            text = await self._answer(prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0])
-        except ValueError as error:
-            return JSONResponse({"error": {"message": str(error)}}, status_code=500)
+        text = await self._answer(prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0])
         ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
         limit = body["sampling_params"].get("max_tokens") or len(ids)
         finish, ids = ("stop", ids) if len(ids) <= limit else ("length", ids[:limit])
@@ -69,7 +72,9 @@ class FakeEngine:
 @contextlib.contextmanager
 def serving(engine: FakeEngine):
     """Run the engine on a port of the system's choice; yields its base URL (ending in /v1)."""
-    server = uvicorn.Server(uvicorn.Config(engine.app, host="127.0.0.1", port=0, log_level="warning"))
+    # Clients keep idle connections for 5 s: a server that closes its own just then would fail their next request.
+    config = uvicorn.Config(engine.app, host="127.0.0.1", port=0, log_level="warning", timeout_keep_alive=75)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -71,7 +71,7 @@ async def test_many_at_once_are_each_their_own(env_server, engine, base_url, tok
     runs = (env.run(env.task(index % 24), client, "m", SAMPLING) for index in range(48))
     episodes = await asyncio.gather(*runs)
     await env.close()
-    assert [episode.traces[0].errors for episode in episodes] == [[]] * 48
+    assert [episode.errors or episode.traces[0].errors for episode in episodes] == [[]] * 48
     assert [episode.task.key for episode in episodes] == [f"r{index % 24}" for index in range(48)]
     assert all(episode.traces[0].reward == 1.0 for episode in episodes)
 

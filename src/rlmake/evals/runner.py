@@ -70,6 +70,8 @@ async def evaluate(
 
     async def worker() -> None:
         for task, sample in queue:
+            if stop is not None and stop.is_set():
+                return
             record = await _episode(env, client, model, task, sample, sampling, seed, deadline)
             records[task.index, sample] = record
             if on_episode is not None:

@@ -1,0 +1,41 @@
+"""Which engine is asked, and for which model."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "envs"))
+from env_fakes import FakeEngine, serving
+
+from rlmake.config.shared import ClientConfig
+from rlmake.core.errors import RunFailed, UserError
+from rlmake.evals.engine import await_model
+
+
+@pytest.fixture
+def base_url():
+    with serving(FakeEngine(None, str)) as url:
+        yield url
+
+
+async def test_the_model_by_name_or_the_only_one(base_url):
+    assert await await_model(ClientConfig(), base_url, "m", run_id="run-1") == "m"
+    assert await await_model(ClientConfig(), base_url, None) == "m"
+    assert await await_model(ClientConfig(skip_model_check=True), base_url, "adapter") == "adapter"
+
+
+async def test_another_model_and_another_runs_engine_are_refused(base_url):
+    with pytest.raises(UserError, match=r"^model: http.* does not serve 'mm' but m; did you mean 'm'\?$"):
+        await await_model(ClientConfig(), base_url, "mm")
+    with pytest.raises(UserError, match="belongs to run 'run-1', not to 'run-2'"):
+        await await_model(ClientConfig(), base_url, "m", run_id="run-2")
+
+
+async def test_nobody_answers():
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
+        with pytest.raises(RunFailed, match="no engine answers at"):
+            await await_model(ClientConfig(wait_for_ready_timeout=0.4), url, "m")

@@ -1,0 +1,87 @@
+"""`eval` as it runs: its process, a real env server, a fake engine on loopback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "envs"))
+from env_fakes import FakeEngine, load_tokenizer, save_tokenizer, serving
+
+from rlmake.config import EnvServerConfig, EvalConfig, dump
+from rlmake.core.jsonio import write_json
+from rlmake.evals import report
+from rlmake.evals.records import read
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(save_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def evaluated(run_dir, config, identity):
+    """Run env servers and the evaluation of `config` to the end; returns (exit code, what it said)."""
+    config = EvalConfig.model_validate(config | {"output_dir": str(run_dir)})
+    configs = run_dir / "configs/attempt_1"
+    resolved = configs / "resolved"
+    write_json(resolved / "eval.json", dump(config))
+    write_json(resolved / "identity.json", identity)
+    environ = os.environ | {"PRL_RUN_ID": "run-1", "PRL_ATTEMPT_CONFIG_DIR": str(configs), "OMP_NUM_THREADS": "1"}
+    servers = []
+    try:
+        for source in config.source:
+            path = resolved / "envs/eval" / f"{source.name}.json"
+            write_json(path, dump(EnvServerConfig.of_source(source, output_dir=str(run_dir))))
+            with open(run_dir / f"{source.name}.log", "wb") as log:
+                command = [sys.executable, "-m", "rlmake.envs.server", "@", str(path)]
+                servers.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
+        command = [sys.executable, "-m", "rlmake.evals.main", "@", str(resolved / "eval.json")]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=150, check=False)
+    finally:
+        for server in servers:
+            server.send_signal(signal.SIGTERM)
+        codes = [server.wait(20) for server in servers]
+    assert codes == [0] * len(servers)
+    return done.returncode, done.stderr
+
+
+def test_two_sources_from_process_to_report(tmp_path, tokenizer):
+    rows = [{"id": f"r{n}", "prompt": f"phrase {n}", "target": f"phrase {n}"[::-1]} for n in range(12)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def reply(prompt):
+        if prompt == "phrase 3":
+            raise ValueError("the engine is out of memory")
+        return prompt[::-1] if prompt.endswith(("0", "2", "4")) else "no"
+
+    env = {"taskset": {"id": "reverse-text", "path": str(data)}}
+    identity = {"suite": "toy", "run": "a/b", "model_fingerprint": "0123456789abcdef", "model_step": 20}
+    config = {
+        "model": "m", "seed": 5, "sampling": {"temperature": 0.0, "max_completion_tokens": 64},
+        "source": [{"name": "one", "env": env, "group_size": 2}, {"name": "two", "env": env, "select": {"limit": 3}}],
+    }  # fmt: skip
+    engine = FakeEngine(tokenizer, reply)
+    with serving(engine) as url:
+        code, said = evaluated(tmp_path / "run", config | {"client": {"base_url": url}}, identity)
+    assert code == 0, said[-3000:]
+    assert "Evaluated one (Step 0) | " in said and "Evaluated two (Step 0) | " in said
+    made = report.read(tmp_path / "run")
+    assert {key: made[key] for key in identity} == identity and made["seed"] == 5 and not made["partial"]
+    one, two = made["envs"]["one"], made["envs"]["two"]
+    assert (one["num_tasks"], one["num_episodes"], one["failed"]) == (12, 24, 2)
+    assert one["pass@1"] == one["pass@2"] == pytest.approx(4 / 12)  # phrases 0, 2, 4 and 10
+    assert (two["num_episodes"], two["reward"]["mean"] > 0.6, two["metrics"]["exact_match"]) == (3, True, 2 / 3)
+    records = read(tmp_path / "run/episodes.jsonl")
+    assert [(r.env, r.key, r.sample) for r in records[:3]] == [("one", "r0", 0), ("one", "r0", 1), ("one", "r1", 0)]
+    assert "out of memory" in next(record.error for record in records if record.key == "r3")
+    assert (tmp_path / "run/report.html").stat().st_size > 2000
+    seeds = {record.seed for record in records}
+    assert len(seeds) == 27 and {body["seed"] for body in engine.requests} == seeds
+    metrics = [json.loads(line) for line in (tmp_path / "run/monitors/file/metrics.jsonl").read_text().splitlines()]
+    assert metrics[0]["eval/one/reward/mean"] == pytest.approx(one["reward"]["mean"])
+    assert [row["producer"] for row in metrics] == ["eval", "eval"]
