@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,21 @@ def serve(cfg: InferenceConfig, address_file: Path | None = None) -> None:
 
     engine = make_engine(cfg)
     name = cfg.vllm.served_model_name or cfg.vllm.model
-    died = False
+    died = closing = False
     # uvicorn ends in order at SIGTERM and then raises it again; while the model loads, leave at once.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def stop() -> None:
+        """The engine has ended: of itself, unless we closed it."""
         nonlocal died
-        died = server.should_exit = True
+        died, server.should_exit = not closing, True
+
+    def leave(number: int, frame: Any) -> None:
+        """End the engine first, so that requests under way are answered (503) and nothing waits for them."""
+        nonlocal closing
+        closing = True
+        threading.Thread(target=engine.close, daemon=True).start()
+        uvicorn.Server.handle_exit(server, number, frame)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any):
@@ -53,6 +62,7 @@ def serve(cfg: InferenceConfig, address_file: Path | None = None) -> None:
     app = make_app(engine, name, _run_id(cfg), cfg.server.liveness_timeout_seconds, lifespan)
     options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": GRACE, "backlog": 2048}
     server = uvicorn.Server(uvicorn.Config(app, **options))
+    server.handle_exit = leave
     try:
         server.run(sockets=[sock])
     finally:

@@ -1,0 +1,98 @@
+"""A tiny model, and the real server process over it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rlmake.config import InitConfig
+
+ENGINES = ["transformers"]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> dict[str, Path]:
+    """Two models of one shape, `a` and `b`; `c` has another shape."""
+    from rlmake.models import init
+
+    root = tmp_path_factory.mktemp("models")
+    (root / "text.txt").write_text("hello world, the quick brown fox jumps over the lazy dog\n" * 30)
+    made = {}
+    for name, seed, width in (("a", 0, 64), ("b", 1, 64), ("c", 0, 32)):
+        architecture = {"hidden_size": width, "intermediate_size": 160, "max_position_embeddings": 512}
+        architecture |= {"initializer_range": 0.2}
+        tokenizer = {"text": str(root / "text.txt"), "vocab_size": 300}
+        cfg = InitConfig(architecture=architecture, tokenizer=tokenizer, seed=seed, dtype="float32")
+        init.make(cfg, root / name)
+        made[name] = root / name
+    return made
+
+
+def config(model: Path, folder: Path, engine: str = "transformers", **changes) -> Path:
+    """A resolved configuration for `rlmake.inference.server`."""
+    table = {
+        "engine": engine, "device": "cpu", "cpu_threads": 1, "server": {"port": 0}, "seed": 3,
+        "output_dir": str(folder),
+        "vllm": {"model": str(model), "max_model_len": 320, "served_model_name": "policy"},
+    }  # fmt: skip
+    path = folder / "inference.json"
+    path.write_text(json.dumps(table | changes))
+    return path
+
+
+class Server:
+    """A server process; `client` speaks to it."""
+
+    def __init__(self, path: Path, **env: str):
+        self.address = path.parent / "inference.address"
+        self.address.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "rlmake.inference.server", "@", str(path), "--address-file", str(self.address)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env=env, text=True)
+
+    def wait(self, seconds: float = 150) -> "Server":
+        deadline = time.monotonic() + seconds
+        while not self.address.exists():
+            assert self.process.poll() is None, self.process.stderr.read()
+            assert time.monotonic() < deadline, "the server did not come up"
+            time.sleep(0.1)
+        self.url = self.address.read_text()
+        self.client = httpx.Client(base_url=self.url, timeout=120)
+        return self
+
+    def post(self, path: str, body, status: int = 200):
+        reply = self.client.post(path, json=body)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    def generate(self, prompt, status: int = 200, **sampling):
+        return self.post("/inference/v1/generate", {"token_ids": list(prompt), "sampling_params": sampling}, status)
+
+    def metric(self, name: str) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith((name + "{", name + ","))).rpartition(" ")[2])
+
+    def stop(self, seconds: float = 20) -> tuple[int, str]:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        return code, self.process.stderr.read()
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def server(request, models, tmp_path_factory):
+    one = Server(config(models["a"], tmp_path_factory.mktemp("server"), request.param), PRL_RUN_ID="run-7").wait()
+    yield one
+    code, log = one.stop()
+    assert code == 0, log
+    assert "Traceback" not in log, log
