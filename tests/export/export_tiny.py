@@ -56,7 +56,7 @@ def trainer_half(folder: Path, model: Qwen3ForCausalLM, base: Path, **facts) -> 
     write_json(folder / "state.json", {"step": 7})
     table = {
         "schema": 1,
-        "config": json.loads(model.config.to_json_string(use_diff=False)),
+        "config": {**json.loads(model.config.to_json_string(use_diff=False)), "_name_or_path": str(base)},
         "assets": str(base),
         "chat_template": None,
         "prefix": "model.",

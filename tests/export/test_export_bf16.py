@@ -55,6 +55,7 @@ def test_the_exported_model_is_the_trained_one(tmp_path, base, tied, max_shard):
         assert torch.equal(tensor, trained.state_dict()[name]), name
     assert tied or not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
     config = AutoConfig.from_pretrained(out)
+    assert "_name_or_path" not in json.loads((out / "config.json").read_text())
     assert config.tie_word_embeddings is tied and config.vocab_size == VOCAB and config.dtype == torch.bfloat16
     assert (facts["step"], facts["format"], facts["bytes"]) == (7, "bf16", sum(t.nbytes for t in tensors.values()))
     assert facts["parameters"] == sum(t.numel() for t in tensors.values()) and facts["tensors"] == len(tensors)

@@ -68,9 +68,9 @@ def evaluation(folder: Path, mean: float, seed: int, tasks: int = 64) -> Path:
 def manifest(path: Path, start: float, seconds: float, **facts) -> str:
     write_json(path, {
         "schema": 1, "content": "ab12" * 16, "started": start, "ended": start + seconds, "gpu_hours": 0,
-        "code": {"commit": "0123456789abcdef0123", "dirty": True},
+        "code": {"commit": "0123456789abcdef0123", "dirty": "ab7a95ec015249dd"}, "seconds": seconds,
         "versions": {"rlmake": "0.1.0", "torch": "2.13.0", "transformers": "5.24.0", "python": "3.11.9"},
-        "hardware": {"cpu": "AMD EPYC 9654, 2 cores", "memory": "8 GiB", "gpus": None}, **facts,
+        "hardware": {"cpu": "AMD EPYC 9654, 2 cores", "memory": "8 GiB", "gpus": []}, **facts,
     })  # fmt: skip
     return str(path)
 
@@ -91,6 +91,7 @@ def make_facts(root: Path, name: str = "reverse-text/rl", steps: int = 60) -> Re
         {"name": name, "stage": "train", "kind": "rl", "fingerprint": "aaaabbbbccccdddd", "step": steps,
          "manifest": manifest(rl / "manifests" / f"step_{steps}.json", start + 70, 156)},
     ]  # fmt: skip
+    manifest(rl / "exports" / f"step_{steps}" / "weights.json", start + 230, 2.1)
     evals = [
         {"suite": "reverse-text", "of": name, "step": steps, "report": evaluation(store / "eval-2", 0.91, 4)},
         {

@@ -187,5 +187,14 @@ def test_ticks_enclose_the_range(low, high):
     assert ticks[0] <= low and ticks[-1] >= high and 2 <= len(ticks) <= 8 and ticks == sorted(set(ticks))
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [(6.2178, 6.2184, ["6.2178", "6.2180", "6.2182", "6.2184"]), (0, 1, ["0", "0.25", "0.50", "0.75", "1.00"]),
+     (3e-7, 6.1e-7, ["3e-7", "4e-7", "5e-7", "6e-7", "7e-7"]), (0, 40_000, ["0", "10k", "20k", "30k", "40k"])],
+)  # fmt: skip
+def test_tick_labels_differ(low, high, labels):
+    assert numbers.tick_labels(numbers.nice_ticks(low, high)) == labels
+
+
 def test_markup_is_escaped_unless_it_is_markup():
     assert tag("p", "<b>", Html("<i>x</i>"), cls='a"b') == '<p class="a&quot;b">&lt;b&gt;<i>x</i></p>'

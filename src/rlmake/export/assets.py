@@ -59,6 +59,7 @@ def write_config(out: Path, config: dict[str, Any], **changes: Any) -> None:
     """`config.json` that states bfloat16 (as do nested tables that state a type), with `changes` on top."""
     table = _state_bf16(config)
     table.pop("torch_dtype", None)
+    table.pop("_name_or_path", None)  # where the model was loaded from: nothing of a machine goes into an artefact
     write_json(out / "config.json", {**table, "dtype": "bfloat16", **changes})
 
 

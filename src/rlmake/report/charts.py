@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlmake.report.html import Html, tag, text
-from rlmake.report.numbers import fixed, nice_ticks, number
+from rlmake.report.numbers import fixed, nice_ticks, number, tick_labels
 
 WIDTH, HEIGHT = 360, 176  # units of the view box; a card is about as many pixels wide
 LEFT, RIGHT, TOP, BOTTOM = 42, 10, 8, 22
@@ -53,10 +53,10 @@ def curve(title: str, lines: Sequence[Line], unit: str = "", note: str = "", noi
     x_of = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     y_of = _scale(yticks[0], yticks[-1], HEIGHT - BOTTOM, TOP)
     parts = []
-    for value in yticks:
+    for value, label in zip(yticks, tick_labels(yticks), strict=True):
         y = f"{y_of(value):.1f}"
         parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, cls="rule"))
-        parts.append(tag("text", number(value), x=LEFT - 6, y=f"{y_of(value) + 3.5:.1f}", cls="tick end"))
+        parts.append(tag("text", label, x=LEFT - 6, y=f"{y_of(value) + 3.5:.1f}", cls="tick end"))
     for value in xticks:
         parts.append(tag("text", number(value), x=f"{x_of(value):.1f}", y=HEIGHT - 6, cls="tick middle"))
     for line in lines:
@@ -115,7 +115,11 @@ def intervals(rows: Sequence[tuple[str, float, Sequence[float] | None, str]], lo
             whisker = tag("i", style=f"{at(interval[0])};width:{wide:.2f}%", cls=f"whisker {cls}")
         track = tag("span", *axis, whisker, tag("i", style=at(mean), cls=f"mean {cls}"), cls="track")
         lines.append((tag("span", name, cls="name"), track, tag("b", fixed(mean), cls="amount")))
-    scale = tag("span", *(tag("small", number(tick), style=at(tick)) for tick in ticks), cls="scale")
+    scale = tag(
+        "span",
+        *(tag("small", label, style=at(tick)) for tick, label in zip(ticks, tick_labels(ticks), strict=True)),
+        cls="scale",
+    )
     return tag("div", lines, tag("span"), scale, tag("span"), cls="intervals")
 
 

@@ -12,6 +12,7 @@ from rlmake.evals import records
 from rlmake.evals.paired import Paired, compare
 from rlmake.evals.records import EpisodeRecord
 from rlmake.monitors import Row, read, series
+from rlmake.report.numbers import between
 
 Points = list[tuple[int, float]]
 
@@ -82,6 +83,28 @@ def manifest(row: Mapping[str, Any]) -> dict[str, Any] | None:
         return read_json(row["manifest"]) if row.get("manifest") else None
     except UserError:
         return None
+
+
+def seconds(made: Mapping[str, Any]) -> float | None:
+    """What an artefact took, all attempts together; of older records the time from start to end."""
+    if isinstance(made.get("seconds"), int | float):
+        return float(made["seconds"])
+    return between(made.get("started"), made.get("ended"))
+
+
+def stages(lineage: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """`(name, seconds)` of what was made, exported and evaluated, where a manifest says how long it took."""
+    found = []
+    for row in lineage:
+        found.append((row["name"], manifest(row)))
+        if folder := run_dir_of(row):
+            export = folder / "exports" / f"step_{row['step']}" / "weights.json"
+            found.append((f"{row['name']}: export", manifest({"manifest": export})))
+    for row in evals:
+        found.append(
+            (f"{row['of']}: {row['suite']}", manifest({"manifest": Path(row["report"]).with_name("manifest.json")}))
+        )
+    return [(name, spent) for name, made in found if made and (spent := seconds(made)) is not None]
 
 
 def run_dir_of(row: Mapping[str, Any]) -> Path | None:

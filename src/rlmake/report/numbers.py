@@ -79,3 +79,15 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [round(n * step, 12 - math.floor(math.log10(step))) for n in range(first, last + 1)]
+
+
+def tick_labels(ticks: list[float]) -> list[str]:
+    """Ticks of one axis, all with the same unit and with as many places as tell neighbours apart."""
+    size = max(abs(tick) for tick in ticks)
+    unit, name = next(((u, n) for u, n in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if size >= 10 * u), (1.0, ""))
+    if 0 < size < 1e-3:
+        exponent = math.floor(math.log10(size))
+        unit, name = 10.0**exponent, f"e{exponent}"
+    step = (ticks[1] - ticks[0]) / unit
+    places = next((n for n in range(8) if abs(round(step, n) - step) < step * 1e-6), 8)
+    return ["0" if tick == 0 else f"{tick / unit:,.{places}f}{name}" for tick in ticks]

@@ -21,7 +21,7 @@ def rollouts(evaluations: dict[tuple[str, str], list[Evaluated]]) -> Html | None
             parts.append(cards)
     if not parts:
         return None
-    lead = "Held-out tasks, first sample of each, spread from the largest gain to the largest loss."
+    lead = "The same tasks before and after, first sample of each, spread from the largest gain to the largest loss."
     return tag("section", tag("h2", "Rollouts"), tag("p", lead, cls="lead"), *parts, id="rollouts")
 
 

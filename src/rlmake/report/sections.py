@@ -9,7 +9,7 @@ from rlmake.report import charts, collect
 from rlmake.report.collect import Evaluated
 from rlmake.report.facts import ReportFacts
 from rlmake.report.html import Html, join, table, tag
-from rlmake.report.numbers import between, clock, duration, fixed, number, signed
+from rlmake.report.numbers import clock, duration, fixed, number, signed
 
 Evaluations = dict[tuple[str, str], list[Evaluated]]
 KINDS = {
@@ -38,52 +38,45 @@ def header(facts: ReportFacts) -> Html:
 
 
 def headline(facts: ReportFacts, rows: list[Row], evaluations: Evaluations) -> Html:
-    """A wide tile with what the run was for, and four smaller ones."""
+    """A wide tile with what the run was for, and up to four smaller ones."""
     numbers = summary(rows, evaluations)
-    tiles = []
+    reward, loss = numbers.get("reward"), numbers.get("loss")
     if "after" in numbers:
-        before, gain = numbers.get("before"), numbers.get("gain")
-        value = tag(
-            "p",
-            tag("span", f"{fixed(before)} → ", cls="from") if before is not None else None,
-            fixed(numbers["after"]),
-            cls="value",
-        )
-        note = f"{numbers['suite']}, mean over {number(numbers['tasks'])} held-out tasks"
-        if gain is not None:
-            note += f"; paired gain {signed(gain['mean'])}" + _plus(gain["ci95"])
-        tiles.append(tag("div", tag("p", "Evaluation reward", cls="name"), value, tag("p", note), cls="card tile hero"))
-    elif "loss" in numbers:
-        value = tag(
-            "p", tag("span", f"{fixed(numbers['loss'][0])} → ", cls="from"), fixed(numbers["loss"][1]), cls="value"
-        )
-        tiles.append(
-            tag("div", tag("p", "Loss", cls="name"), value, tag("p", "first to last step"), cls="card tile hero")
-        )
+        gain = numbers.get("gain")
+        note = f"{numbers['suite']}, mean over {number(numbers['tasks'])} tasks"
+        note += f"; paired difference {signed(gain['mean'])}{_plus(gain['ci95'])}" if gain else ""
+        hero = _tile("Evaluation reward", _change(numbers.get("before"), numbers["after"], 3), note, " hero")
+    elif reward or loss:
+        name, ends = ("Reward in training", reward) if reward else ("Loss", loss)
+        hero, reward, loss = _tile(name, _change(*ends, 3), "first to last step", " hero"), None, None
+    else:
+        hero = None
     seconds = _training_seconds(facts, rows)
+    if "mismatch_kl" in numbers:  # the value of a policy-gradient loss says nothing
+        loss = None
     small = [
-        ("Reward in training", numbers.get("reward"), "", "first to last step"),
-        ("Loss", numbers.get("loss") if "after" in numbers else None, "", "first to last step"),
-        ("Mismatch KL", numbers.get("mismatch_kl"), "nats", "last step; trainer against sampler"),
-        ("Throughput", numbers.get("throughput"), "tokens/s", "trainer, median step"),
-        ("Training time", None if seconds is None else duration(seconds), "", f"{number(facts.step)} steps"),
+        _tile("Reward in training", _change(*reward, 2), "first to last step") if reward else None,
+        _tile("Loss", _change(*loss, 2), "first to last step") if loss else None,
+        _tile("Mismatch KL", _unit(numbers.get("mismatch_kl"), "nats"), "last step; trainer against sampler"),
+        _tile("Throughput", _unit(numbers.get("throughput"), "tokens/s"), "trainer, median step"),
+        _tile("Training time", None if seconds is None else duration(seconds), f"{number(facts.step)} steps"),
     ]
-    small = [tile for tile in small if tile[1] is not None]
-    for name, value, unit, note in small[:1] + small[-3:] if len(small) > 4 else small:
-        if isinstance(value, tuple):
-            shown = join([tag("span", f"{number(value[0], 2)} → ", cls="from"), number(value[1], 2)])
-        else:
-            shown = value if isinstance(value, str) else number(value)
-        tiles.append(
-            tag(
-                "div",
-                tag("p", name, cls="name"),
-                tag("p", shown, tag("small", f" {unit}"), cls="value"),
-                tag("p", note),
-                cls="card tile",
-            )
-        )
-    return tag("div", tiles, cls="tiles")
+    return tag("div", hero, small, cls="tiles")
+
+
+def _tile(name: str, value: Any, note: str, cls: str = "") -> Html | None:
+    if value is None:
+        return None
+    return tag("div", tag("p", name, cls="name"), tag("p", value, cls="value"), tag("p", note), cls=f"card tile{cls}")
+
+
+def _change(first: float | None, last: float, places: int) -> Html:
+    before = tag("span", f"{fixed(first, places)} → ", cls="from") if first is not None else None
+    return join([before, fixed(last, places)])
+
+
+def _unit(value: float | None, unit: str) -> Html | None:
+    return None if value is None else join([number(value), tag("small", f" {unit}")])
 
 
 def summary(rows: list[Row], evaluations: Evaluations) -> dict[str, Any]:
@@ -208,14 +201,12 @@ def _cards(curves: tuple[collect.Curve, ...], rows: list[Row]) -> list[Html]:
 
 
 def time_spent(facts: ReportFacts, rows: list[Row]) -> Html | None:
-    """Time per stage of the lineage, and where the steps of this run went."""
-    stages = []
-    for row in facts.lineage:
-        made = collect.manifest(row) or {}
-        seconds = between(made.get("started"), made.get("ended"))
-        if seconds is not None:
-            cls = "after" if row is facts.lineage[-1] else "before"
-            stages.append((row["name"], seconds, duration(seconds), cls))
+    """Time per stage, and where the steps of this run went."""
+    last = facts.lineage[-1] if facts.lineage else None
+    stages = [
+        (name, seconds, duration(seconds), "after" if last and name == last["name"] else "before")
+        for name, seconds in collect.stages(facts.lineage, facts.evals)
+    ]
     steps = [*_step_parts(rows, "trainer"), *_step_parts(rows, "orch")]
     cards = []
     if stages:
@@ -223,11 +214,9 @@ def time_spent(facts: ReportFacts, rows: list[Row]) -> Html | None:
         cards.append(tag("div", _caption("Stages", duration(total)), charts.bars(stages), cls="card"))
     if steps:
         cards.append(tag("div", _caption("Inside this run, all steps", ""), charts.bars(steps), cls="card"))
-    return (
-        tag("section", tag("h2", "Time"), tag("div", cards, cls="two", style="margin-top:1rem"), id="time")
-        if cards
-        else None
-    )
+    if not cards:
+        return None
+    return tag("section", tag("h2", "Time"), tag("div", cards, cls="two", style="margin-top:1rem"), id="time")
 
 
 WORDS = {
@@ -258,8 +247,8 @@ def _caption(name: str, value: str) -> Html:
 
 def configuration(spec: dict[str, Any]) -> Html | None:
     """What the experiment set, then every field that counts for the result, then the whole resolved configuration."""
-    semantic, defaults = dict(_leaves(spec.get("semantic") or {})), spec.get("defaults") or {}
-    everything = dict(_leaves(spec.get("config") or {}))
+    semantic, everything = (dict(_leaves(spec[key])) if spec.get(key) else {} for key in ("semantic", "config"))
+    defaults = spec.get("defaults") or {}
     own = {key: value for key, value in semantic.items() if key not in defaults} if semantic else everything
     if not own:
         return None
@@ -304,7 +293,7 @@ def lineage(facts: ReportFacts) -> Html | None:
             ("fingerprint", tag("code", row.get("fingerprint"))),
             ("content", tag("code", made["content"][:16]) if made.get("content") else None),
             ("step", number(row["step"]) if row.get("step") is not None else None),
-            ("took", duration(between(made.get("started"), made.get("ended"))) if made.get("started") else None),
+            ("took", duration(collect.seconds(made)) if collect.seconds(made) is not None else None),
             ("GPU-hours", number(made["gpu_hours"]) if made.get("gpu_hours") is not None else None),
             ("made", clock(made["ended"]) if made.get("ended") else None),
         ]
@@ -331,7 +320,8 @@ def provenance(facts: ReportFacts) -> Html | None:
     for title, key in (("versions", "versions"), ("hardware", "hardware")):
         value = made.get(key)
         if isinstance(value, dict):
-            pairs.append((title, ", ".join(f"{name} {part}" for name, part in value.items() if part is not None)))
+            parts = (f"{name} {_listed(part)}" for name, part in value.items() if part not in (None, "", []))
+            pairs.append((title, ", ".join(parts)))
         elif value:
             pairs.append((title, str(value)))
     for name, value in (facts.spec.get("revisions") or {}).items():
@@ -345,6 +335,10 @@ def provenance(facts: ReportFacts) -> Html | None:
     )
 
 
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _pairs(pairs: list[tuple[str, Any]], cls: str | None = None) -> Html:
     return tag("dl", [(tag("dt", name), tag("dd", value)) for name, value in pairs if value is not None], cls=cls)
 
@@ -356,6 +350,6 @@ def _last_manifest(facts: ReportFacts) -> dict[str, Any]:
 def _training_seconds(facts: ReportFacts, rows: list[Row]) -> float | None:
     """Recorded by the manifest, else the sum of the trainer's step times."""
     made = _last_manifest(facts)
-    recorded = between(made.get("started"), made.get("ended")) if made else None
     steps = collect.find(rows, (r"time/step",), "trainer")
+    recorded = collect.seconds(made)
     return recorded if recorded is not None else sum(value for _, value in steps) if steps else None
