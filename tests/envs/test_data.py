@@ -33,6 +33,17 @@ def test_phrases_become_rows_of_two_splits(tmp_path):
     assert (tmp_path / "again/train.jsonl").read_bytes() == (tmp_path / "data/train.jsonl").read_bytes()
 
 
+def test_some_demonstrations_copy_and_the_target_stays(tmp_path):
+    source = {"type": "pydoc-phrases", "num_train": 1000, "num_heldout": 50, "copy_share": 0.4}
+    data.make(config(source), tmp_path)
+    train, heldout = (rows(tmp_path / f"{split}.jsonl") for split in ("train", "heldout"))
+    assert all(row["target"] == row["prompt"][::-1] for row in train + heldout)
+    assert all(row["completion"] == row["target"] for row in heldout)
+    copied = [row for row in train if row["completion"] == row["prompt"]]
+    assert 350 < len(copied) < 450
+    assert all(row["completion"] in (row["prompt"], row["target"]) for row in train)
+
+
 def test_more_phrases_than_there_are(tmp_path):
     with pytest.raises(UserError, match=r"source.num_heldout: there are \d+ phrases of 8 to 20 characters, not 99999"):
         data.make(config({"type": "pydoc-phrases", "num_heldout": 99999, "max_chars": 20}), tmp_path)

@@ -8,8 +8,7 @@ import pytest
 
 from rlmake.core.errors import UserError
 from rlmake.evals import paired, report, summary
-from rlmake.evals.records import EpisodeRecord, read
-from rlmake.evals.runner import EnvResult
+from rlmake.evals.records import EnvResult, EpisodeRecord, read
 
 
 def record(task, sample, reward, env="rev", **given):

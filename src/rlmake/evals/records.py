@@ -1,4 +1,4 @@
-"""The record of one episode of an evaluation: a line of episodes.jsonl."""
+"""What an evaluation leaves: the record of an episode (a line of episodes.jsonl), and all those of an environment."""
 
 import json
 import math
@@ -40,6 +40,29 @@ class EpisodeRecord:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class EnvResult:
+    """What an evaluation of one environment came to. `records` are in the order of (task, sample).
+
+    `planned` episodes were to run; fewer records mean that it was stopped before the end.
+    """
+
+    env: str
+    num_tasks: int
+    group_size: int
+    sampling: Mapping[str, Any]
+    records: list[EpisodeRecord]
+    seconds: float
+
+    @property
+    def planned(self) -> int:
+        return self.num_tasks * self.group_size
+
+    @property
+    def partial(self) -> bool:
+        return len(self.records) < self.planned
 
 
 def of_episode(episode: Any, env: str, task: Any, sample: int, seed: int) -> EpisodeRecord:

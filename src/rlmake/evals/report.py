@@ -8,7 +8,7 @@ from typing import Any
 from rlmake.core import jsonio
 from rlmake.core.errors import UserError
 from rlmake.evals.page import render
-from rlmake.evals.runner import EnvResult
+from rlmake.evals.records import EnvResult
 from rlmake.evals.summary import summarise
 
 SCHEMA = 1

@@ -7,39 +7,15 @@ whatever the concurrency, and two models that are evaluated with one suite get t
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rlmake.core.errors import UserError
 from rlmake.core.seeds import derive
 from rlmake.envs.client import EnvHandle, EnvTask
-from rlmake.evals.records import EpisodeRecord, of_episode
+from rlmake.evals.records import EnvResult, EpisodeRecord, of_episode
 
 DEADLINE_S = 3600.0  # of an episode whose environment has no limit of its own
 GRACE_S = 30.0  # what the server gets beyond the environment's own limit, to score and answer
-
-
-@dataclass(frozen=True)
-class EnvResult:
-    """What an evaluation of one environment came to. `records` are in the order of (task, sample).
-
-    `planned` episodes were to run; fewer records mean that it was stopped before the end.
-    """
-
-    env: str
-    num_tasks: int
-    group_size: int
-    sampling: Mapping[str, Any]
-    records: list[EpisodeRecord]
-    seconds: float
-
-    @property
-    def planned(self) -> int:
-        return self.num_tasks * self.group_size
-
-    @property
-    def partial(self) -> bool:
-        return len(self.records) < self.planned
 
 
 async def evaluate(

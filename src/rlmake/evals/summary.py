@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlmake.core.stats import mean_ci95, pass_at_k
-from rlmake.evals.records import EpisodeRecord
-from rlmake.evals.runner import EnvResult
+from rlmake.evals.records import EnvResult, EpisodeRecord
 
 SUCCESS = "reward >= 1"
 _FULL_MARKS = 1.0 - 1e-9  # weighted parts that sum to 1 may miss it by a rounding
