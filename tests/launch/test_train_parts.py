@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,18 @@ def test_environment_layers(tmp_path, monkeypatch):
     assert RunContext.from_env(tmp_path).attempt == 1
     monkeypatch.setattr(os, "environ", env)
     assert RunContext.from_env(tmp_path) == ctx
+
+
+def test_a_process_with_a_title_is_still_found(tmp_path):
+    code = (
+        "import setproctitle, time; setproctitle.setproctitle('PRL::Long' * 30); print(1, flush=True); time.sleep(60)"
+    )
+    env = environment(context(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE) as popen:
+        popen.stdout.readline()
+        found = procs.find("PRL_ATTEMPT_LOG_DIR", lambda value: value == str(context(tmp_path).log_dir))
+        popen.kill()
+    assert [one.pid for one in found] == [popen.pid]
 
 
 def test_torchrun_uses_no_fixed_port(tmp_path):

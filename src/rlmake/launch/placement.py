@@ -62,6 +62,7 @@ def environment(
         ATTEMPT_CONFIGS: str(ctx.config_dir),
         ATTEMPT_LOGS: str(ctx.log_dir),
         "CUDA_VISIBLE_DEVICES": ",".join(gpus or []),
+        "SPT_NOENV": "1",  # setproctitle must not write over /proc/<pid>/environ, by which processes are found
     }
     if threads is not None:
         env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)

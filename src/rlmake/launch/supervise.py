@@ -18,6 +18,7 @@ from rlmake.launch import guard
 POLL_S = 0.05
 SETTLE_S = 0.5  # after a first death: others that fall with it are named in the same message
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
+FAILED_GRACE_S = 4.0  # the same once a process has failed: the run has nothing left to bring to an end
 LOOK_FOR_RANKS_S = 0.5
 TAIL_LINES = 15
 SAVED_AND_LEFT, DIVERGED = 75, 76  # exit codes of a trainer that are not failures of the program
@@ -84,9 +85,10 @@ class Supervisor:
             self._handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._leave)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        failed = error is not None and not isinstance(error, RunStopped)
         try:
-            self.stop()
+            self.stop(min(self._grace, FAILED_GRACE_S) if failed else self._grace)
         finally:
             self._guard.stdin.close()
             self._guard.wait()
@@ -161,19 +163,19 @@ class Supervisor:
         head = f"{child.name} {why} after {child.age:.0f} s; last lines of {child.log}:"
         return "\n".join([head, *(f"    {line}" for line in tail(child.log))])
 
-    def stop(self) -> None:
+    def stop(self, grace: float) -> None:
         """End the final children, then the servers that they used, then whatever any of them started. Idempotent."""
         for group in ([c for c in self.children if c.final], [c for c in self.children if not c.final]):
             for child in reversed(group):
                 if child.code is None:
                     child.popen.terminate()
-            deadline = time.monotonic() + self._grace
+            deadline = time.monotonic() + grace
             while any(child.code is None for child in group) and time.monotonic() < deadline:
                 self._record_ends()
                 time.sleep(POLL_S)
             for child in group:
                 if child.code is None:
-                    logger.warning(f"{child.name} did not end within {self._grace:g} s: killed")
+                    logger.warning(f"{child.name} did not end within {grace:g} s: killed")
                     child.popen.kill()
                     child.popen.wait()
             self._record_ends()
