@@ -171,10 +171,16 @@ def semantic_part(config: Config, *, with_horizon: bool = False) -> dict[str, An
     return _select(config, wanted, _overrides(config)) or {}
 
 
+@functools.cache
+def _marks(cls: type[BaseModel]) -> tuple[tuple[str, FieldClass | None, bool], ...]:
+    """`(field, declared class, shared)` of a table's own fields."""
+    return tuple((name, field_class(info), is_shared(info)) for name, info in cls.model_fields.items())
+
+
 def _overrides(config: BaseModel, prefix: str = "") -> dict[str, str]:
     """All `reclassified` fields below `config`; an outer table's word counts over an inner one's."""
     found: dict[str, str] = {}
-    for name in type(config).model_fields:
+    for name, _, _ in _marks(type(config)):
         value = getattr(config, name)
         if isinstance(value, BaseModel):
             found |= _overrides(value, f"{prefix}{name}.")
@@ -185,11 +191,11 @@ def _overrides(config: BaseModel, prefix: str = "") -> dict[str, str]:
 
 def _select(config: BaseModel, wanted: set[str], overrides: dict[str, str], prefix: str = "") -> dict[str, Any] | None:
     out: dict[str, Any] = {}
-    for name, info in type(config).model_fields.items():
+    for name, declared, shared in _marks(type(config)):
         key, value = f"{prefix}{name}", getattr(config, name)
-        kind = overrides.get(key) or field_class(info)
+        kind = overrides.get(key) or declared
         counted = kind is None or kind in wanted or (isinstance(value, BaseModel) and _below(key, wanted, overrides))
-        if is_shared(info) or not counted:
+        if shared or not counted:
             continue
         picked = _pick(value, wanted, overrides, f"{key}.")
         if picked is not None or kind is not None:

@@ -28,7 +28,11 @@ class Unbuilt:
 
 
 UNBUILT = [
-    Unbuilt("engine", "the vLLM engine is not built yet; use 'transformers'", refuse=("vllm",)),
+    Unbuilt(
+        "engine",
+        "the vLLM engine is not built yet; use 'transformers', or deployment.num_infer_gpus = 0",
+        refuse=("vllm",),
+    ),
     Unbuilt("weight_broadcast.type", "transfer from GPU to GPU is not built yet; use 'filesystem'", ("nccl", "nixl")),
     Unbuilt("deployment.type", "runs over several nodes are not built yet", refuse=("multi_node", "disaggregated")),
     Unbuilt("slurm", "submission to SLURM by an entry point is not built yet; use snakemake --profile slurm"),
