@@ -33,8 +33,7 @@ def test_a_phrase_never_changes_sides_when_text_is_added(first, second, seed):
     assert set(heldout).isdisjoint(more_train)
     new = {clause for clause in phrases.clauses(second) if phrases.is_heldout(clause)}
     taken = {phrase for clause in new for phrase in phrases.windows(clause, 3, 12)}
-    assert set(train) - taken <= set(more_train)
-    assert set(heldout) <= set(more_heldout)
+    assert set(train) - taken <= set(more_train) and set(more_heldout).isdisjoint(more_train)
 
 
 def test_clauses_end_at_punctuation_quotes_and_code():
@@ -55,7 +54,18 @@ def test_the_documentation_yields_plain_words_enough():
     assert len(train) > 20_000 and len(heldout) > 400
     assert all(re.fullmatch("[a-z]+( [a-z]+)*", phrase) for phrase in train + heldout)
     other, same_side = phrases.split(texts, 8, 24, 1)
-    assert other != train and sorted(other) == sorted(train) and sorted(same_side) == sorted(heldout)
+    assert other != train and sorted(other) == sorted(train)
+    assert not set(same_side) & set(train) and not set(heldout) & set(other)
+
+
+def test_a_clause_gives_one_task_and_both_sides_are_alike_in_length():
+    texts = phrases.paragraphs(topics)
+    train, heldout = phrases.split(texts, 5, 12, 0)
+    first = heldout[:256]
+    clauses = {clause for text in texts for clause in phrases.clauses(text) if phrases.is_heldout(clause)}
+    assert all(sum(phrase in set(phrases.windows(clause, 5, 12)) for phrase in first) <= 1 for clause in clauses)
+    means = [sum(map(len, side)) / len(side) for side in (train, first)]
+    assert abs(means[0] - means[1]) < 0.5
 
 
 @pytest.mark.parametrize("position", range(3))

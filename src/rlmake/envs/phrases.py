@@ -69,18 +69,22 @@ def split(texts: Iterable[str], min_chars: int, max_chars: int, seed: int) -> tu
     A clause gives at most one phrase to the held-out side, so that its tasks are independent of one another.
     """
     train: set[str] = set()
-    heldout: set[str] = set()
-    chosen: set[str] = set()
+    heldout: dict[str, set[tuple[str, ...]]] = {}  # phrase → clauses that it is in
     for clause in {clause for text in texts for clause in clauses(text)}:
-        phrases = set(windows(clause, min_chars, max_chars))
-        if is_heldout(clause):
-            heldout |= phrases
-            if phrases:
-                chosen.add(min(phrases, key=lambda phrase: derive("phrases", "choice", phrase)))
-        else:
-            train |= phrases
+        phrases = windows(clause, min_chars, max_chars)
+        if not is_heldout(clause):
+            train.update(phrases)
+            continue
+        for phrase in phrases:
+            heldout.setdefault(phrase, set()).add(clause)
 
     def order(phrase: str) -> tuple[int, str]:
         return derive("phrases", "order", seed, phrase), phrase
 
-    return sorted(train - heldout, key=order), sorted(chosen, key=order)
+    used: set[tuple[str, ...]] = set()
+    chosen = []
+    for phrase in sorted(heldout, key=order):
+        if used.isdisjoint(heldout[phrase]):
+            used |= heldout[phrase]
+            chosen.append(phrase)
+    return sorted(train - heldout.keys(), key=order), chosen
