@@ -32,7 +32,7 @@ localrules:
 
 rule all:
     input:
-        BUILD.all,
+        lambda wildcards: BUILD.all,
 
 
 include: "rules/models.smk"

@@ -43,7 +43,7 @@ def explain(job: PlannedJob, driver: Driver) -> dict[str, Any]:
     registry = driver.registry
     if job.rule in PUBLISHES:
         target = registry.target(job.output)
-        reason = "there is no link yet" if not os.path.lexists(job.output) else "the link points elsewhere"
+        reason = driver.needs.stale.get(Path(job.output), "there is no link yet")
         return _row(job, target.run, target.path, reason, [], [], 0)
     stage = RULES[job.rule]
     work = registry.works[stage, job.wildcards["fp"]]
@@ -96,11 +96,12 @@ def last_build(registry: Registry, run: str, work: Work, rule: str) -> dict[str,
 def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list[Change]:
     """What differs in identity between a specification and the work that is planned now; a raised last step too."""
     found = []
+    defaults = work.defaults()
     old, new = dict(leaves(before["semantic"])), dict(leaves(work.semantic))
     for key in dict.fromkeys([*old, *new]):
         a, b = old.get(key), new.get(key)
         if canonical(a) != canonical(b) and not _points(key):
-            default = key in before["defaults"] and key in work.defaults
+            default = key in before["defaults"] and key in defaults
             found.append(Change(key, a, b, default))
     was = {parent["role"]: parent for parent in before["parents"]}
     for parent in work.parents:

@@ -103,6 +103,8 @@ def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False,
         walk.found.links[link] = artefact
         if link.is_symlink() and not publish.points(link, artefact.path):
             walk.found.stale[link] = "the link points elsewhere"
+        elif link.is_symlink() and not artefact.manifest_path.is_file():
+            walk.found.stale[link] = "there is no manifest behind the link"
     if faults:
         raise ConfigError(dict.fromkeys(faults))
     return walk.found

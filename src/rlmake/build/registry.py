@@ -13,7 +13,7 @@ from typing import Any
 from rlmake import config as schema
 from rlmake.build import names, resources, revisions
 from rlmake.build.edges import Edges
-from rlmake.build.experiments import Experiments, Run, load
+from rlmake.build.experiments import Experiments, Run, Suite, load
 from rlmake.build.fingerprint import fingerprint, leaves
 from rlmake.build.names import Target
 from rlmake.build.store import SPEC_SCHEMA, STORE, Artefact
@@ -21,6 +21,7 @@ from rlmake.config.fields import semantic_part, walk
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 from rlmake.core.jsonio import canonical
 
+Declared = Run | Suite
 KIND_OF_STAGE = {"data": "data", "model": "weights", "eval": "eval", "report": "report"}
 
 
@@ -40,12 +41,24 @@ class Work:
     semantic: dict[str, Any]
     parents: list[dict[str, Any]]
     revisions: dict[str, Any]
-    defaults: dict[str, Any]
+    declared: Declared | None
     resources: dict[str, Any]
     last_step: int | None = None
     interval: int | None = None
     fixed_length: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def defaults(self) -> dict[str, Any]:
+        """Semantic leaves that nobody set and that hold the schema's own default: what a change in code would shift."""
+        if self.declared is None:
+            return {}
+        given = {key for key, _ in leaves(self.declared.raw)}
+        own = _schema_defaults(type(self.declared.config))
+        return {
+            key: value
+            for key, value in leaves(self.semantic)
+            if key in own and key not in given and canonical(value) in own[key]
+        }
 
     def artefact(self, kind: str | None = None, step: int | None = None) -> Artefact:
         return Artefact(self.stage, self.fingerprint, kind or KIND_OF_STAGE[self.stage], step)
@@ -120,7 +133,7 @@ class Registry:
             semantic=semantic,
             parents=edges.parents,
             revisions=code,
-            defaults=_defaults(run.config, semantic, run.raw),
+            declared=run,
             resources=resources.of(run.kind, config),
             last_step=last,
             interval=(_find(config, "ckpt") or {}).get("interval") if run.stage == "train" else None,
@@ -196,7 +209,7 @@ class Registry:
             semantic=semantic,
             parents=parents,
             revisions=code,
-            defaults=_defaults(suite.config, semantic, suite.raw),
+            declared=suite,
             resources=resources.of("eval", config),
             facts={
                 "suite": suite_name,
@@ -237,7 +250,7 @@ class Registry:
                 semantic={},
                 parents=parents,
                 revisions=code,
-                defaults={},
+                declared=None,
                 resources=resources.of("report", {}),
                 facts={"evals": evals, "lineage": self.lineage(run_name), "step": work.last_step},
             ),
@@ -284,7 +297,7 @@ class Registry:
             "semantic": work.semantic,
             "parents": work.parents,
             "revisions": work.revisions,
-            "defaults": work.defaults,
+            "defaults": work.defaults(),
             "resources": work.resources,
             "fixed_length": work.fixed_length,
             "steps": sorted(steps),
@@ -296,13 +309,6 @@ class Registry:
 def _find(config: dict[str, Any], key: str) -> Any:
     """A key of a training's configuration: the trainer's own, which a shared one of the root has filled."""
     return config["trainer"].get(key) if isinstance(config.get("trainer"), dict) else config.get(key)
-
-
-def _defaults(config: Any, semantic: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
-    """Semantic leaves that nobody set and that hold the schema's own default: what a change in code would shift."""
-    given = {key for key, _ in leaves(raw)}
-    own = _schema_defaults(type(config))
-    return {key: value for key, value in leaves(semantic) if key not in given and canonical(value) in own.get(key, ())}
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from rlmake.core.errors import UserError
 from rlmake.core.jsonio import hash_bytes
 
 WORKING = ("logs", "configs")  # of a run directory, linked from the start of the work
+KINDS = {"data": "data", "model": "weights", "train": "checkpoint", "eval": "eval", "report": "report"}
 RULES = {"data": "data", "model": "model", "train": "train", "export": "train", "evaluate": "eval", "report": "report"}
 
 
@@ -28,7 +29,7 @@ def attach(workflow: Any, config: dict[str, Any]) -> "Jobs":
     """The build's view for this process; `config` is Snakemake's (`--config retry_failed=1`)."""
     if not workflow.is_main_process:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the early signal is for the training, not for us above it
-        return Jobs(ancient=_ancient())
+        return Jobs()
     return _or_leave(lambda: Driver(workflow, str(config.get("retry_failed", "0")).lower() not in ("0", "false", "")))
 
 
@@ -37,31 +38,28 @@ class Jobs:
 
     all: list[str] = []
 
-    def __init__(self, ancient: Callable[[str], Any]):
-        self._ancient = ancient  # identity is in the path: no time stamp ever counts
-
     def about(self, stage: str, fingerprint: str) -> dict[str, Any]:
         """`{parents, resources}` of a unit of work."""
         return store.read_spec(stage, fingerprint)
 
-    def source(self, artefact: Artefact) -> Path:
-        return artefact.manifest_path
+    def inputs(self, made: Artefact, parents: list[Artefact]) -> list[str]:
+        """The manifests that making `made` waits for."""
+        return [parent.manifest_path.as_posix() for parent in parents]
 
-    def parents(self, stage: str) -> Callable[[Any], list[Any]]:
+    def parents(self, stage: str) -> Callable[[Any], list[str]]:
         """Input function of the rules that make a stage: the manifests of its parents."""
 
-        def inputs(wildcards: Any) -> list[Any]:
-            records = self.about(stage, wildcards.fp)["parents"]
-            return [self._input(store.artefact_of(record)) for record in records]
+        def inputs(wildcards: Any) -> list[str]:
+            step = int(wildcards.n) if stage == "train" else None
+            made = Artefact(stage, wildcards.fp, KINDS[stage], step)
+            return self.inputs(made, [store.artefact_of(p) for p in self.about(stage, wildcards.fp)["parents"]])
 
         return inputs
 
-    def checkpoint(self, wildcards: Any) -> Any:
+    def checkpoint(self, wildcards: Any) -> list[str]:
         """Input function of an export."""
-        return self._input(Artefact("train", wildcards.fp, "checkpoint", int(wildcards.n)))
-
-    def _input(self, artefact: Artefact) -> Any:
-        return self._ancient(self.source(artefact).as_posix())
+        made, of = (Artefact("train", wildcards.fp, kind, int(wildcards.n)) for kind in ("weights", "checkpoint"))
+        return self.inputs(made, [of])
 
     def threads(self, stage: str) -> Callable[[Any], int]:
         return lambda wildcards: self.about(stage, wildcards.fp)["resources"]["threads"]
@@ -71,7 +69,12 @@ class Jobs:
         return lambda wildcards: slurm_resources(self.about(stage, wildcards.fp)["resources"])[name]
 
     def published(self, kind: str) -> Callable[[Any], Any]:
-        raise UserError("links are made by the driver, never in a job")
+        """Inputs of a publishing rule: links are made by the driver alone."""
+
+        def never(wildcards: Any) -> Any:
+            raise UserError("links are made by the driver, never in a job")
+
+        return never
 
     link = published
 
@@ -80,7 +83,6 @@ class Driver(Jobs):
     """The process that plans: it reads every experiment file and knows the names."""
 
     def __init__(self, workflow: Any, retry: bool):
-        super().__init__(_ancient())
         self.workflow, self.retry = workflow, retry
         self.registry = Registry.load()
         self.all = plan.targets_of_all(self.registry)
@@ -107,12 +109,23 @@ class Driver(Jobs):
             return super().about(stage, fingerprint)
         return {"parents": work.parents, "resources": work.resources}
 
-    def source(self, artefact: Artefact) -> Path:
-        return self.needs.source(artefact)
+    def inputs(self, made: Artefact, parents: list[Artefact]) -> list[str]:
+        """What is there and whole waits for nothing: identity is in the path, no time stamp of a parent ever counts."""
+        if made not in self.needs.missing and made.manifest_path.is_file():
+            return []
+        return [self.needs.source(parent).as_posix() for parent in parents]
 
     def published(self, kind: str) -> Callable[[Any], Any]:
         """Input function of a publishing rule: the manifest of the artefact that its link stands for."""
-        return lambda wildcards: self._input(self.registry.artefact(_target(kind, wildcards)))
+
+        def inputs(wildcards: Any) -> list[str]:
+            target = _target(kind, wildcards)
+            link, artefact = Path(target.path), self.registry.artefact(target)
+            if artefact.manifest_path.is_file() and publish.points(link, artefact.path):
+                return []
+            return [self.needs.source(artefact).as_posix()]
+
+        return inputs
 
     def link(self, kind: str) -> Callable[[Any], str]:
         """Parameter of a publishing rule: `<link> <destination>` as hex digits."""
@@ -181,12 +194,6 @@ def code_state() -> dict[str, Any]:
 def _target(kind: str, wildcards: Any) -> Target:
     step = int(wildcards.n) if hasattr(wildcards, "n") else None
     return Target(wildcards.run, kind, step, getattr(wildcards, "suite", None))
-
-
-def _ancient() -> Callable[[str], Any]:
-    from snakemake.io import ancient
-
-    return ancient
 
 
 def _when_settled(workflow: Any, then: Callable[[Any], None]) -> None:

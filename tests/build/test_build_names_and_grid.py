@@ -1,0 +1,101 @@
+"""Names and grids (K06, O06): what a path means, which cells there are, and what they are called."""
+
+from pathlib import Path
+
+import pytest
+
+from rlmake.build import names
+from rlmake.build.grid import expand
+from rlmake.build.names import Target, parse_target
+from rlmake.config import load_experiment
+
+RUNS = {"a/rl", "data", "t/data", "g/lr=1e-5,seed=0"}
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("outputs/a/rl/weights", Target("a/rl", "weights")),
+        ("outputs/a/rl/exports/step_12/weights", Target("a/rl", "weights", 12)),
+        ("outputs/a/rl/checkpoints/step_3", Target("a/rl", "checkpoint", 3)),
+        ("outputs/a/rl/evals/x/y@step_3", Target("a/rl", "eval", 3, "x/y")),
+        ("outputs/a/rl/report.html", Target("a/rl", "report")),
+        ("outputs/t/data/data/train.jsonl", Target("t/data", "data", rest="train.jsonl")),
+        ("outputs/data/data/data", Target("data", "data", rest="data")),
+        ("outputs/g/lr=1e-5,seed=0/weights", Target("g/lr=1e-5,seed=0", "weights")),
+    ],
+)
+def test_paths_read_in_one_way(path, target):
+    assert parse_target(path, RUNS) == target
+    assert path.startswith(target.path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "outputs/b/weights", "outputs/a/rl", "outputs/a/rl/weight", "outputs/a/rl/checkpoints/step_0",
+        "outputs/a/rl/checkpoints/step_03", "outputs/a/rl/../rl/weights", "outputs/a/rl/weights/",
+        "/outputs/a/rl/weights", "outputs/a/rl/weights-FP8",
+    ],
+)  # fmt: skip
+def test_what_is_no_target_is_said_in_one_line(path):
+    fault = parse_target(path, RUNS)
+    assert isinstance(fault, str) and "\n" not in fault
+
+
+@pytest.mark.parametrize(
+    "name", ["my run", "it's", "a;touch x", "$(touch x)", "naïve", "-x", "a{b}", "..", "a/../b", "x/weights", "", "a@b"]
+)
+def test_unsafe_names(name):
+    assert names.fault_of_run(name)
+
+
+def test_runs_inside_runs():
+    assert names.nested(["a", "a/b", "ab", "c/d"]) == [("a", "a/b")]
+
+
+def cells(tmp_path: Path, text: str):
+    file = tmp_path / "g.toml"
+    file.write_text(f'[experiment]\nkind = "rl"\n[experiment.grid]\n{text}')
+    table, _ = load_experiment(file)
+    faults = []
+    return expand(table.grid, file, faults), [str(fault) for fault in faults]
+
+
+def test_product_in_the_order_of_the_file_with_the_users_spelling(tmp_path):
+    found, faults = cells(tmp_path, '"trainer.optim.lr" = [1e-5, 0.003]\nseed = [0, 1]\nbaseline = {seed = 1}\n')
+    assert not faults
+    assert [cell.name for cell in found] == ["lr=1e-5,seed=0", "lr=1e-5,seed=1", "lr=0.003,seed=0", "lr=0.003,seed=1"]
+    assert found[0].values == {"trainer.optim.lr": 1e-5, "seed": 0}
+    assert [cell.baseline for cell in found] == [False, True, False, True]
+
+
+def test_a_new_axis_at_the_end_only_appends(tmp_path):
+    first, _ = cells(tmp_path, "trainer.optim.lr = [1, 2]\n")
+    second, _ = cells(tmp_path, 'trainer.optim.lr = [1, 2]\n"x.lr" = [true]\n')
+    assert [cell.name for cell in second] == [f"{cell.name},x.lr=true" for cell in first]
+
+
+def test_zip_include_exclude(tmp_path):
+    text = 'a = [1, 2]\nb = ["x/y", "z w"]\nc = [0, 1]\nzip = [["a", "b"]]\nexclude = [{a = 2, c = 1}]\n'
+    found, faults = cells(tmp_path, text + "include = [{a = 3, c = 7}]\n")
+    assert not faults
+    assert [cell.name for cell in found] == ["a=1,b=x-y,c=0", "a=1,b=x-y,c=1", "a=2,b=z-w,c=0", "a=3,c=7"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lr = [1e-5, 0.00001]", "two values are equal: 1e-5 and 0.00001"),
+        ('lr = [1e-5, "1e-5"]', "two values are equal: 1e-5 and 1e-5"),
+        ("seed = [1, 1.0]", "two values are equal: 1 and 1.0"),
+        ('k = ["a b", "a/b"]', "two cells have one name 'k=a-b': k = a b and k = a/b"),
+        ("include = [{a = 1}]\na = [1, 2]", "two cells have one name 'a=1'"),
+        ("a = [1]\nexclude = [{a = 5}]", "no cell has a = 5"),
+        (f'k = ["{"x" * 220}"]', "at most 200 are possible"),
+    ],
+)
+def test_collisions_are_errors_that_show_both(tmp_path, text, words):
+    found, faults = cells(tmp_path, text + "\n")
+    assert not found
+    assert len(faults) == 1 and words in faults[0] and "g.toml" in faults[0]

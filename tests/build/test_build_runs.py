@@ -1,0 +1,238 @@
+"""The whole way through Snakemake with toy workers: every row of the table of what must run, and what must not."""
+
+import os
+import shutil
+from pathlib import Path
+
+from rlmake.build.dryrun import dry_run
+
+WORK = {"data", "model", "train", "export", "evaluate", "report"}
+
+
+def test_what_runs_after_what(project):
+    """First build; then edit, revert, extend, rename, touch, loss of .snakemake: the least possible runs each time."""
+    assert project.plan("all") == {
+        "data": 1, "model": 1, "train": 2, "export": 2, "evaluate": 2, "report": 2,
+        "publish_data": 1, "publish_weights": 3, "publish_evaluation": 2, "publish_report": 2,
+    }  # fmt: skip
+    assert not Path("outputs").exists(), "a dry run writes nothing"
+    done = project.build("all")
+    assert sorted(done) == [
+        "eval held t/rl", "eval held t/sft", "export step_4", "export step_5", "model",
+        "train t/rl from 0 to 5 ", "train t/sft from 0 to 4 ",
+    ]  # fmt: skip
+    weights = Path("outputs/t/rl/weights")
+    assert weights.is_symlink() and not os.readlink(weights).startswith("/")
+    assert (weights / "model.safetensors").read_text() == "rl 5"
+    assert not Path("outputs/t/rl").is_symlink()
+    assert all(Path("outputs/t/rl", name).is_symlink() for name in ("logs", "configs"))
+    first = os.readlink(weights)
+
+    assert project.plan("all") == {}
+    code, output = project.snakemake("-n", "all")
+    assert code == 0 and "Nothing to be done" in output
+
+    project.edit("t/sft.toml", "# supervised", "# another comment")
+    project.edit("t/rl.toml", "max_steps = 5", 'max_steps = 5\nlog.level = "debug"')
+    for path in Path("experiments").rglob("*.toml"):
+        os.utime(path)
+    for path in Path("outputs").rglob("*"):
+        os.utime(path, follow_symlinks=False)
+    assert project.plan("all") == {}, "comment, log level, touch"
+    shutil.rmtree(".snakemake")
+    assert project.plan("all") == {}, ".snakemake lost"
+
+    project.edit("t/rl.toml", "lr = 1e-5", "lr = 3e-5")
+    edited = {
+        "train": 1, "export": 1, "evaluate": 1, "report": 1,
+        "publish_weights": 1, "publish_evaluation": 1, "publish_report": 1,
+    }  # fmt: skip
+    assert project.plan("all") == edited
+    assert project.build("all") == ["train t/rl from 0 to 5 ", "export step_5", "eval held t/rl"]
+    assert os.readlink(weights) != first
+
+    project.edit("t/rl.toml", "lr = 3e-5", "lr = 0.00001")
+    shutil.rmtree(".snakemake")
+    back = {"publish_weights": 1, "publish_evaluation": 1, "publish_report": 1}
+    assert project.plan("all") == back, "put back: links only, though Snakemake remembers nothing"
+    assert project.build("all") == []
+    assert os.readlink(weights) == first
+
+    os.rename("experiments/t/rl.toml", "experiments/t/renamed.toml")
+    assert project.plan("all") == back, "renamed"
+    os.rename("experiments/t/renamed.toml", "experiments/t/rl.toml")
+    assert project.plan("all") == {}
+
+    project.edit("t/sft.toml", "max_steps = 4", "max_steps = 6")
+    assert project.plan("all") == {
+        "train": 2, "export": 2, "evaluate": 2, "report": 2,
+        "publish_weights": 2, "publish_evaluation": 2, "publish_report": 2,
+    }  # fmt: skip
+    assert "train t/sft from 4 to 6 " in project.build("all"), "extended: it goes on; its child trains anew"
+
+
+def test_damage_and_lost_manifests(project):
+    project.build("outputs/t/sft/weights")
+    store = Path("outputs/.store")
+    (manifest,) = store.glob("train-*/exports/step_4/weights.json")
+    manifest.unlink()
+    assert project.plan("outputs/t/sft/weights") == {"export": 1, "publish_weights": 1}
+    assert project.build("outputs/t/sft/weights") == [], "the done file stands in, nothing is computed"
+    assert manifest.is_file()
+
+    weights = Path("outputs/t/sft/weights/model.safetensors")
+    weights.write_text("truncated")
+    jobs, driver = dry_run(["outputs/t/sft/weights"])
+    assert [job.rule for job in jobs] == ["export"]
+    assert "model.safetensors: 9 bytes, expected 5" in next(iter(driver.needs.stale.values()))
+    assert project.build("outputs/t/sft/weights") == ["export step_4"]
+    assert weights.read_text() == "sft 4"
+
+    (checkpoint,) = store.glob("train-*/checkpoints/step_4")
+    (checkpoint / "trainer" / "weights").unlink()
+    assert project.plan("outputs/t/sft/weights") == {}, "weights are whole, nobody asks for the checkpoint"
+    assert project.plan("outputs/t/sft/checkpoints/step_4") == {"train": 1, "publish_checkpoint": 1}
+    assert project.build("outputs/t/sft/checkpoints/step_4") == ["train t/sft from 2 to 4 "]
+    assert project.plan("outputs/t/sft/checkpoints/step_4") == {}
+
+    link = Path("outputs/t/sft/weights")
+    link.unlink()
+    os.symlink("../../.store/nowhere", link)
+    shutil.rmtree(".snakemake")
+    assert project.plan("outputs/t/sft/weights") == {"publish_weights": 1}
+
+
+def test_steps_of_one_training(project):
+    """One job trains to the highest step asked for; a step that was passed and not kept is made again beside it."""
+    targets = ["outputs/t/sft/exports/step_3/weights", "outputs/t/sft/evals/held@step_1", "outputs/t/sft/weights"]
+    planned = project.plan(*targets)
+    assert planned["train"] == 1 and planned["export"] == 3
+    done = project.build(*targets)
+    assert [line for line in done if line.startswith("train")] == [
+        "train t/sft from 0 to 1 ", "train t/sft from 1 to 3 ", "train t/sft from 3 to 4 ",
+    ]  # fmt: skip
+    assert project.plan(*targets) == {}
+    assert (Path(targets[0]) / "model.safetensors").read_text() == "sft 3"
+
+    (step_3,) = Path("outputs/.store").glob("train-*/checkpoints/step_3")
+    shutil.rmtree(step_3)
+    assert project.plan("outputs/t/sft/checkpoints/step_3") == {"train": 1, "publish_checkpoint": 1}
+    assert project.build("outputs/t/sft/checkpoints/step_3") == ["train t/sft from 2 to 3 aside"]
+    assert (step_3 / "COMPLETE").is_file() and not (step_3.parents[1] / "aside" / "step_3").exists()
+    assert project.plan("outputs/t/sft/checkpoints/step_3", *targets) == {}
+
+
+def test_failure_and_kill_keep_checkpoints(project):
+    """A job that fails or is killed leaves its checkpoints; the same command goes on from the last one (K02)."""
+    target = "outputs/t/sft/weights"
+    code, output = project.snakemake("-c", "2", target, TOY_FAIL="t/sft 3")
+    assert code == 1 and "the toy failed" in output and "Traceback" not in output
+    assert not list(Path("outputs/.store").glob("train-*/manifests/step_*.json"))
+    assert project.plan(target)["train"] == 1
+    code, _ = project.snakemake("-c", "2", target, TOY_KILL="t/sft 3")
+    assert code == 1
+    done = project.build(target)
+    assert done[0] == "train t/sft from 2 to 4 "
+    steps = [line for line in project.log() if line.startswith("step")]
+    assert steps == [f"step t/sft {step}" for step in (1, 2, 3, 3, 3, 4)]
+
+
+def test_diverged_is_not_tried_again(project):
+    target = "outputs/t/sft/weights"
+    code, _ = project.snakemake("-c", "2", target, TOY_DIVERGE="t/sft 3")
+    assert code == 1
+    code, output = project.snakemake("-c", "2", target)
+    assert code == 2
+    (line,) = [line for line in output.splitlines() if line.startswith("error:")]
+    assert "t/sft diverged at step 3: loss nan" in line and "retry_failed" in line
+    code, output = project.snakemake("-n", "all")
+    assert code == 0 and "failed: t/sft diverged at step 3" in output
+    assert "train" not in output.split("Job stats:")[1].split("total")[0], "what rests on it is left out of all"
+    code, output = project.snakemake("-c", "2", target, "--config", "retry_failed=1")
+    assert code == 0, output
+    assert project.plan(target) == {}
+
+
+def test_a_started_job_trains_what_was_planned(project):
+    """Jobs read specifications only: the experiment file is broken and gone while the first job runs."""
+    process = project.start("-c", "2", "outputs/t/sft/weights", TOY_SECONDS="0.1")
+    try:
+        spec = None
+        while process.poll() is None and not spec:
+            spec = list(Path("outputs/.store").glob("train-*/spec.json"))
+        for path in Path("experiments/t").glob("*.toml"):
+            path.write_text("broken [")
+        output, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert "train t/sft from 0 to 4 " in project.log()
+    assert Path("outputs/t/sft/weights/model.safetensors").read_text() == "sft 4"
+
+
+def test_one_line_per_mistake(project):
+    """Unknown targets, real directories in a link's place, direct runs: one line each, nothing is touched (O06)."""
+
+    def line(*targets: str) -> str:
+        (found,) = project.refused(*targets)
+        return found
+
+    code, output = project.snakemake("-c", "1", "outputs/t/stf/weights")
+    assert code == 2 and "Traceback" not in output and len(output.splitlines()) == 2, output
+    assert "did you mean 't/sft'?" in line("outputs/t/stf/weights")
+    assert "the run ends at step 4" in line("outputs/t/sft/checkpoints/step_9")
+    assert "there is no suite experiments/evals/hold.toml; did you mean 'held'?" in line("outputs/t/sft/evals/hold")
+    assert "run 't/data' (data) has none; it yields data" in line("outputs/t/data/weights")
+    real = Path("outputs/t/sft/weights")
+    real.mkdir(parents=True)
+    (real / "precious").touch()
+    assert "is a real directory" in line("outputs/t/sft/weights")
+    assert (real / "precious").exists()
+    shutil.rmtree("outputs")
+    Path("outputs/t/sft").mkdir(parents=True)
+    Path("outputs/t/sft/run.json").write_text("{}")
+    assert "started directly (run.json)" in line("outputs/t/sft/weights")
+
+
+def test_bad_files_are_all_reported_at_once(project):
+    project.write("t/my run.toml", FRAGMENT)
+    project.write("t/a;touch PWNED.toml", FRAGMENT)
+    project.write("t/it's.toml", FRAGMENT)
+    project.write("t/naïve.toml", FRAGMENT)
+    project.write("t/-x.toml", FRAGMENT)
+    project.write("t/a{b}.toml", FRAGMENT)
+    project.write("t/sft/inner.toml", FRAGMENT.replace("../base", "../../base"))
+    project.write("t/weights.toml", FRAGMENT)
+    project.write("t/broken.toml", "a = [")
+    project.write("t/unknown.toml", FRAGMENT + "max_stepz = 1\n")
+    project.write("t/orphan.toml", FRAGMENT.replace("outputs/t/data/data", "outputs/t/dota/data"))
+    project.write("t/missing.toml", FRAGMENT.replace("outputs/t/data/data", "./rows.parquet"))
+    lines = project.refused("all")
+    for words in (
+        "my run.toml", "PWNED.toml", "it's.toml", "naïve.toml", "-x.toml", "a{b}.toml", "inside run", "reserved",
+        "not readable as TOML", "did you mean 'max_steps'?", "did you mean 't/data'?", "./rows.parquet: no such file",
+    ):  # fmt: skip
+        assert sum(words in line for line in lines) == 1, (words, lines)
+    assert len(lines) == 12
+    assert not Path("PWNED").exists()
+
+
+FRAGMENT = """
+max_steps = 4
+model.name = "outputs/t/model/weights"
+data.name = "outputs/t/data/data"
+renderer.name = "qwen3"
+experiment.kind = "sft"
+experiment.extends = ["../base/cpu.toml"]
+"""
+
+
+def test_shell_lines_carry_fingerprints_and_steps_only(project):
+    code, output = project.snakemake("-n", "-p", "all")
+    assert code == 0
+    lines = [line.strip() for line in output.splitlines() if "rlmake.cli.job" in line]
+    assert len(lines) == 18
+    for text in lines:
+        arguments = text.split("rlmake.cli.job ")[1].split()
+        assert arguments[0] in {*WORK - {"evaluate"}, "eval", "publish"}
+        assert all(set(word) <= set("0123456789abcdef") for word in arguments[1:]), text

@@ -1,0 +1,94 @@
+"""Manifests, done files, specifications and links on disk."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlmake.build import failure, publish, store
+from rlmake.build.store import Artefact
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import list_files, read_json
+
+FP = "0123456789abcdef"
+SPEC = {
+    "schema": 1, "stage": "model", "kind": "init", "fingerprint": FP, "config": {}, "semantic": {"a": 1}, "parents": [],
+    "revisions": {"init": 1}, "defaults": {}, "resources": {}, "steps": [], "planned_at": "x", "code": {},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def made() -> Artefact:
+    artefact = Artefact("model", FP, "weights")
+    artefact.path.mkdir(parents=True)
+    (artefact.path / "w").write_bytes(b"12345678")
+    store.finish(artefact, store.manifest_of(artefact, SPEC, list_files(artefact.root), started="", ended=""))
+    return artefact
+
+
+def test_a_lost_manifest_costs_nothing():
+    artefact = made()
+    assert os.stat(artefact.manifest_path).st_ino == os.stat(artefact.done_path).st_ino
+    artefact.manifest_path.unlink()
+    assert store.finished(artefact)
+    store.declare(artefact)
+    assert read_json(artefact.manifest_path)["content"]
+    assert list(store.stored()) == [artefact]
+
+
+def test_damage_is_named():
+    artefact = made()
+    manifest = store.read_manifest(artefact.manifest_path)
+    assert store.faults(artefact, manifest, hashes=True) == []
+    (artefact.path / "w").write_bytes(b"12345679")
+    assert store.faults(artefact, manifest) == []
+    assert "w: content differs" in store.faults(artefact, manifest, hashes=True)[0]
+    (artefact.path / "w").write_bytes(b"1")
+    assert store.faults(artefact, manifest) == [f"{artefact.path}/w: 1 bytes, expected 8"]
+    assert store.finished(artefact) is None
+    (artefact.path / "w").unlink()
+    assert store.faults(artefact, manifest) == [f"{artefact.path}/w: missing"]
+
+
+def test_specifications_keep_steps_and_take_new_runtime_settings():
+    assert store.write_spec({**SPEC, "steps": [3]})
+    assert not store.write_spec({**SPEC, "steps": [], "planned_at": "later"}), "nothing but the moment differs"
+    assert store.write_spec({**SPEC, "steps": [5], "config": {"log": "debug"}})
+    assert store.read_spec("model", FP)["steps"] == [3, 5]
+    assert store.read_spec("model", FP)["config"] == {"log": "debug"}
+    with pytest.raises(UserError, match="written when a build starts"):
+        store.read_spec("data", FP)
+    store.write_spec({**SPEC, "schema": 2})
+    with pytest.raises(UserError, match="schema 2 is unknown"):
+        store.read_spec("model", FP)
+
+
+def test_links_replace_links_only():
+    artefact = made()
+    link = Path("outputs/a/b/weights")
+    assert publish.publish(link, artefact.path)
+    assert os.readlink(link) == f"../../.store/model-{FP}/weights"
+    assert not publish.publish(link, artefact.path)
+    assert publish.publish(link, artefact.folder) and publish.points(link, artefact.folder)
+    link.unlink()
+    link.mkdir()
+    with pytest.raises(UserError, match=r"real directory.*rlmake adopt"):
+        publish.publish(link, artefact.path)
+    os.symlink("a", "outputs/c")
+    with pytest.raises(UserError, match="outputs/c is not a directory of its own"):
+        publish.publish(Path("outputs/c/weights"), artefact.path)
+    name = "outputs/it's; a/weights"
+    assert publish.decode(publish.encode(name)) == name and publish.encode(name).isalnum()
+
+
+def test_failures_are_kept_until_forgiven():
+    folder = Path("outputs/.store/train-x")
+    assert failure.read(folder) is None
+    failure.record(folder, "diverged", "loss nan", 3)
+    assert failure.describe(failure.read(folder)) == "diverged at step 3: loss nan"
+    failure.forgive(folder)
+    assert failure.read(folder) is None and len(list(folder.glob("failure-*.json"))) == 1
