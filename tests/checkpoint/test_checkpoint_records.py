@@ -162,6 +162,14 @@ def test_retention_by_number(run, rule, left):
     assert ck.steps(run) == left and not list((run / "checkpoints").glob(".*"))
 
 
+def test_a_step_that_a_target_names_stays(run):
+    for step in (10, 20, 30):
+        save(run, step)
+    (run / "manifests").mkdir()
+    (run / "manifests" / "done_10.json").write_text("{}")
+    assert ck.retain(run, keep_last=1) == [20] and ck.steps(run) == [10, 30]
+
+
 @pytest.mark.parametrize("rule", [{"keep_last": 0}, {"keep_last": -1}, {"keep_interval": 0}])
 def test_zero_and_negative_are_refused_and_delete_nothing(run, rule):
     save(run, 1)

@@ -2,18 +2,18 @@
 
 import errno
 import os
-import socket
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlmake.build.lease import machine
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_json
 from rlmake.core.procs import Process, process
 
-# A reader on another host cannot be asked whether it lives; its mark counts for this long.
+# A reader on another machine cannot be asked whether it lives; its mark counts for this long.
 REMOTE_LIFETIME_S = 2 * 3600.0
 
 
@@ -21,16 +21,16 @@ REMOTE_LIFETIME_S = 2 * 3600.0
 def reading(folder: Path) -> Iterator[Path]:
     """Hold a mark `reading-<uuid>.json` in a step's folder while the block runs.
 
-    A folder that cannot be written to (a read-only store) is read without a mark: nobody can prune it either.
+    A folder that cannot be written to (a read-only store, a full disk) is read without a mark.
     """
     own = process(os.getpid())
     mark = folder / f"reading-{uuid.uuid4().hex}.json"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such checkpoint")
     try:
-        write_json(mark, {"schema": 1, "host": socket.gethostname(), "pid": own.pid, "started": own.started})
+        write_json(mark, {"schema": 1, "machine": machine(), "pid": own.pid, "started": own.started})
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise
     try:
         yield folder
@@ -52,10 +52,10 @@ def is_read(folder: Path) -> bool:
 def _alive(mark: Path) -> bool:
     try:
         record = read_json(mark)
-        host, reader = record["host"], Process(int(record["pid"]), int(record["started"]))
+        where, reader = record["machine"], Process(int(record["pid"]), int(record["started"]))
     except (UserError, KeyError, TypeError, ValueError):
         return False
-    if host == socket.gethostname():
+    if where == machine():
         return reader.alive()
     try:
         return time.time() - mark.stat().st_mtime < REMOTE_LIFETIME_S

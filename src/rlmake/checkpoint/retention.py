@@ -20,9 +20,10 @@ def retain(
 ) -> list[int]:
     """Delete complete checkpoints outside the union of the last `keep_last` and the multiples of `keep_interval`.
 
-    Both None keeps all. Never deleted: the newest whole one, any newer than it, one that is being read, one in
-    `protect` (steps that targets or forks name). Damaged and unfinished ones below the newest whole one are not
-    counted and go. Returns the steps deleted; a failed deletion is a warning.
+    Both None keeps all. Never deleted: the newest whole one, any newer than it, one that is being read, one that a
+    manifest of the build names (`manifests/done_<n>.json`: a target, what forks begin from), one in `protect`.
+    Damaged and unfinished ones below the newest whole one are not counted and go. Returns the steps deleted; a failed
+    deletion is a warning.
     """
     for name, value in (("keep_last", keep_last), ("keep_interval", keep_interval)):
         if value is not None and value < 1:
@@ -30,7 +31,7 @@ def retain(
     whole = [step for step in steps(run_dir) if not verify(step_dir(run_dir, step), hashes=False)]
     if not whole or (keep_last is None and keep_interval is None):
         return []
-    keep = {whole[-1], *protect, *whole[-(keep_last or 1) :]}
+    keep = {whole[-1], *protect, *_targets(run_dir), *whole[-(keep_last or 1) :]}
     if keep_interval is not None:
         keep |= {step for step in whole if step % keep_interval == 0}
     gone = []
@@ -40,6 +41,11 @@ def retain(
     if gone:
         logger.info(f"checkpoints deleted by retention: {', '.join(f'step_{step}' for step in gone)}")
     return gone
+
+
+def _targets(run_dir: Path) -> set[int]:
+    names = (path.stem.removeprefix("done_") for path in (run_dir / "manifests").glob("done_*.json"))
+    return {int(name) for name in names if name.isdecimal()}
 
 
 def sweep(run_dir: Path) -> list[Path]:
