@@ -1,49 +1,12 @@
 """A small model with its tokenizer, and data, made once per session by the project's own makers."""
 
-import json
 from pathlib import Path
 
 import pytest
+from trainer_samples import rows, write_jsonl
 
 from rlmake.config import InitConfig, parse
 from rlmake.models import init
-
-WORDS = [
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "zeta",
-    "eta",
-    "theta",
-    "iota",
-    "kappa",
-    "lambda",
-    "mu",
-    "nu",
-    "xi",
-    "omicron",
-    "pi",
-    "rho",
-    "sigma",
-    "tau",
-]
-
-
-def rows(count: int) -> list[dict]:
-    """Prompt–completion rows of a few lengths."""
-    found = []
-    for i in range(count):
-        words = [WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(2 + i % 5)]
-        found.append({"prompt": " ".join(words), "completion": " ".join(reversed(words))})
-    return found
-
-
-def write_jsonl(path: Path, content: list[dict]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="session")

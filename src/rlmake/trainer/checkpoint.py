@@ -18,6 +18,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.optim import Optimizer
 
 from rlmake import checkpoint as records
+from rlmake.checkpoint.halves import disk_full_line
 from rlmake.core.errors import RunFailed, UserError
 from rlmake.core.jsonio import read_json, write_json
 from rlmake.trainer.world import World
@@ -58,7 +59,7 @@ def save(
     except BaseException as error:
         freed = records.abort(temporary) if world.master else 0
         if records.disk_full(error):
-            raise RunFailed(records.disk_full_line(step_dir, HALF, freed)) from error
+            raise RunFailed(disk_full_line(step_dir, HALF, freed)) from error
         raise
 
 

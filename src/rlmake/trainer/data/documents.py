@@ -103,6 +103,7 @@ class Documents(Iterator[Document]):
         self._ready: deque[tuple[int, int, int, Tokens | str]] = deque()  # epoch, position, index, outcome
         self._ask_epoch, self._ask_position = epoch, position
         self._current = (-1, np.empty(0, dtype=np.int64))
+        self._ended = False
         self._useful = (epoch, position) != (0, 0)  # whether the running epoch has yielded anything (a resumed one has)
 
     def __next__(self) -> Document:
@@ -131,7 +132,9 @@ class Documents(Iterator[Document]):
             while len(self._pending) <= self._fetcher.ahead and self._ask():
                 pass
             if not self._pending:
-                self._end_of_epoch()
+                if not self._ended:
+                    self._ended = True
+                    self._end_of_epoch()
                 raise StopIteration
             epoch, start, indices, future = self._pending.popleft()
             found = future.result()
