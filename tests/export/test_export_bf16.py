@@ -13,7 +13,7 @@ import pytest
 import torch
 from export_tiny import TEMPLATE, VOCAB, complete, make_model, save
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlmake import checkpoint as ck
@@ -101,37 +101,39 @@ def test_same_bytes_every_time(tmp_path, base):
     }
 
 
-TWO_RANKS = """
+ONE_OF_TWO_RANKS = """
 import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from export_tiny import make_model
-dist.init_process_group("gloo")
-model = make_model(tied=False)
-for layer in model.model.layers:
-    fully_shard(layer)
-fully_shard(model)
-dcp.save({f"model.{k}": v for k, v in get_model_state_dict(model).items()}, checkpoint_id=sys.argv[1])
-dist.barrier()
+import torch.distributed as dist, torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+rank, store, tensors, out = int(sys.argv[1]), *sys.argv[2:]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+# As FSDP2 holds parameters: row-sharded DTensors (uneven ones among them).
+state = {f"model.{k}": distribute_tensor(v, mesh, [Shard(0)]) for k, v in load_file(tensors).items()}
+dcp.save(state, checkpoint_id=out)
 dist.destroy_process_group()
 """
 
 
 def test_a_checkpoint_of_two_ranks_gives_the_same_bytes(tmp_path, base):
-    one = save(tmp_path / "one", make_model(tied=False), base)
+    model = make_model(tied=False)
+    one = save(tmp_path / "one", model, base)
     half = step_dir(tmp_path / "two", 7) / "trainer.tmp-x"
     half.mkdir(parents=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    script = tmp_path / "two_ranks.py"
-    script.write_text(TWO_RANKS)
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / "all.safetensors")
+    arguments = [str(tmp_path / "store"), str(tmp_path / "all.safetensors"), str(half)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, str(script), str(half), str(base), str(Path(__file__).parent)],
-        check=True, env=env, timeout=120, capture_output=True,
-    )  # fmt: skip
+    ranks = [
+        subprocess.Popen([sys.executable, "-W", "ignore", "-c", ONE_OF_TWO_RANKS, str(rank), *arguments], env=env)
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(timeout=200) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
     shutil.copyfile(one / "trainer" / "model.json", half / "model.json")
     ck.commit(half, half.parent, "trainer")
     assert len(list((half.parent / "trainer").glob("*.distcp"))) == 2
@@ -200,7 +202,7 @@ bf16.export(Path(sys.argv[1]), Path(sys.argv[2]), max_shard=40_000)
 
 def test_a_killed_export_never_looks_finished_and_starts_again_cleanly(tmp_path, base):
     folder, out = save(tmp_path / "run", make_model(), base), tmp_path / "exports" / "weights"
-    code = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(out)], timeout=120).returncode
+    code = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(out)], timeout=200).returncode
     assert code == -signal.SIGKILL
     assert not out.exists() and len(list(out.parent.glob("weights.tmp-*"))) == 1
     bf16.export(folder, out)
