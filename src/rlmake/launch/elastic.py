@@ -9,12 +9,13 @@ import signal
 import sys
 from pathlib import Path
 
-from rlmake.core.procs import die_with_parent
+from rlmake.core.procs import die_with_parent, leave
 
 LINES = 15
 
 
-def main() -> None:
+def main() -> int:
+    """The exit code."""
     die_with_parent()
     # inherited by the ranks: they and we ignore "save and leave" until a trainer has set its handler
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -30,9 +31,10 @@ def main() -> None:
         if code not in (75, 76) and failure.local_rank not in _shown(sys.argv[1:]):
             print(f"rank {rank} failed with exit code {code}; its last lines:", file=sys.stderr)
             print("\n".join(_last_lines(sys.argv[1:], failure.local_rank)), file=sys.stderr)
-        sys.exit(128 - code if code < 0 else code)
+        return 128 - code if code < 0 else code
     except SignalException as error:
-        sys.exit(128 + error.sigval.value)
+        return 128 + error.sigval.value
+    return 0
 
 
 def _shown(arguments: list[str]) -> list[int]:
@@ -49,4 +51,4 @@ def _last_lines(arguments: list[str], local_rank: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    leave(main())
