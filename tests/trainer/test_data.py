@@ -138,7 +138,7 @@ def test_the_plan_does_not_depend_on_ranks_micro_batches_or_workers(loader):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_worker_processes_change_nothing(loader, workers):
+def test_worker_threads_change_nothing(loader, workers):
     made = loader(rows(30), num_workers=workers)
     try:
         assert ids(some(made, 3)) == ids(some(loader(rows(30)), 3))

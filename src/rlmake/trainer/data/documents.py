@@ -1,10 +1,9 @@
 """The endless stream of documents of a data set: epoch after epoch, in the global order, each row once per epoch."""
 
-import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from loguru import logger
@@ -20,62 +19,44 @@ NAMED = 10  # rows that are skipped by name before only their number is told
 Fetch = Callable[[list[int]], list[Tokens | str]]  # rows by global index → tokens, or why there is nothing to train
 
 
-class Inline:
-    """Tokenise here and now, and keep what fits."""
+class Fetcher:
+    """Tokenises chunks of rows, here or ahead of time in `workers` threads, and keeps what fits for the next epoch.
 
-    def __init__(self, fetch: Fetch):
-        self._fetch, self._cache, self._room = fetch, {}, CACHE_TOKENS
+    Threads suffice: encoding leaves the interpreter, as does the training that runs meanwhile, and nothing has to be
+    started, imported again or sent. `make()` builds a `Fetch`; each thread has its own, with its own tokenizer.
+    """
 
-    def submit(self, indices: list[int]) -> "Inline._Done":
+    def __init__(self, make: Callable[[], Fetch], workers: int):
+        self._make, self._mine = make, threading.local()
+        self._cache: dict[int, Tokens | str] = {}
+        self._room = CACHE_TOKENS
+        self._pool = ThreadPoolExecutor(workers, "rows") if workers else None
+        self.ahead = 4 * workers  # chunks asked for beyond the one in hand
+
+    def submit(self, indices: list[int]) -> Future:
+        if self._pool is not None:
+            return self._pool.submit(self._get, indices)
+        done: Future = Future()
+        done.set_result(self._get(indices))
+        return done
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _get(self, indices: list[int]) -> list[Tokens | str]:
         missing = [index for index in indices if index not in self._cache]
         fresh = dict(zip(missing, self._fetch(missing), strict=True)) if missing else {}
         for index, found in fresh.items():
             size = 1 if isinstance(found, str) else len(found.ids)
             if self._room >= size:
                 self._cache[index], self._room = found, self._room - size
-        return self._Done([fresh[index] if index in fresh else self._cache[index] for index in indices])
+        return [fresh[index] if index in fresh else self._cache[index] for index in indices]
 
-    class _Done:
-        def __init__(self, value: list):
-            self._value = value
-
-        def result(self) -> list:
-            return self._value
-
-    ahead = 0
-
-
-class Workers:
-    """Tokenise in `count` processes, some chunks ahead. `make(*args)` builds a `Fetch` in each of them."""
-
-    def __init__(self, count: int, make: Callable[..., Fetch], args: tuple):
-        import multiprocessing
-
-        context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start, initargs=(make, args))
-        self.ahead = 4 * count
-
-    def submit(self, indices: list[int]) -> Future:
-        return self._pool.submit(_work, indices)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-_fetch: Fetch | None = None
-
-
-def _start(make: Callable[..., Fetch], args: tuple) -> None:
-    from rlmake.core.procs import die_with_parent
-
-    global _fetch
-    die_with_parent()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _fetch = make(*args)
-
-
-def _work(indices: list[int]) -> list[Tokens | str]:
-    return _fetch(indices)
+    def _fetch(self, indices: list[int]) -> list[Tokens | str]:
+        if not hasattr(self._mine, "fetch"):
+            self._mine.fetch = self._make()
+        return self._mine.fetch(indices)
 
 
 class Documents(Iterator[Document]):
@@ -89,7 +70,7 @@ class Documents(Iterator[Document]):
         self,
         order: Callable[[int], np.ndarray],
         part_ends: np.ndarray,
-        fetcher: Inline | Workers,
+        fetcher: Fetcher,
         name: str,
         epoch: int = 0,
         position: int = 0,
@@ -99,7 +80,7 @@ class Documents(Iterator[Document]):
         self.epoch, self.position, self._epochs = epoch, position, epochs
         self.skipped: dict[str, int] = {}
         self._named: set[int] = set()
-        self._pending: deque[tuple[int, int, list[int], Any]] = deque()  # epoch, start, indices, future
+        self._pending: deque[tuple[int, int, list[int], Future]] = deque()  # epoch, start, indices, future
         self._ready: deque[tuple[int, int, int, Tokens | str]] = deque()  # epoch, position, index, outcome
         self._ask_epoch, self._ask_position = epoch, position
         self._current = (-1, np.empty(0, dtype=np.int64))

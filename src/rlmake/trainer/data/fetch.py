@@ -1,4 +1,4 @@
-"""Tokens of a data set's rows by their global index: the function that loader and worker processes share."""
+"""Tokens of a data set's rows by their global index: what the loader and its worker threads call."""
 
 from typing import Any
 

@@ -1,13 +1,14 @@
 """The SFT loader: packed rows of a step for this rank, and the state that continues it exactly.
 
 The plan (order, packing) is global: every rank walks all of it and keeps its own rows, so a run does not depend on
-ranks, workers or micro-batches. That costs tokenising everything on each rank, which worker processes do ahead. A plain
+ranks, workers or micro-batches. That costs tokenising everything on each rank, which worker threads do ahead. A plain
 generator with two numbers and a pool of names as its state does here what a stateful loader library would: there is
 nothing in flight that has to be saved, since what workers prepare ahead is simply asked for again.
 
 Tail policy: the stream wraps into the next epoch, so no row is dropped or padded away at the end of an epoch.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from loguru import logger
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import canonical, hash_bytes
 from rlmake.trainer.batch import PackedRow
-from rlmake.trainer.data.documents import Documents, Inline, Workers
+from rlmake.trainer.data.documents import Documents, Fetcher
 from rlmake.trainer.data.fetch import make_fetch, open_data
 from rlmake.trainer.data.order import epoch_order
 from rlmake.trainer.data.pack import Document, Packer
@@ -56,9 +57,8 @@ class SFTLoader:
         self._sizes = [len(part.rows) for part in self._parts]
         self.name = getattr(config, "name", "fake data")
         self.identity = hash_bytes(canonical([[part.identity, part.label] for part in self._parts]))
-        arguments = (config, renderer, tokenizer, vocab_size)
-        workers = getattr(config, "num_workers", 0)
-        self._fetcher = Workers(workers, make_fetch, arguments) if workers else Inline(make_fetch(*arguments))
+        make = functools.partial(make_fetch, config, renderer, tokenizer, vocab_size)
+        self._fetcher = Fetcher(make, getattr(config, "num_workers", 0))
         self._epochs = epochs
         self._samples: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
@@ -156,5 +156,4 @@ class SFTLoader:
         self._samples, self._tokens = Counter(state["samples"]), Counter(state["tokens"])
 
     def close(self) -> None:
-        if isinstance(self._fetcher, Workers):
-            self._fetcher.close()
+        self._fetcher.close()
