@@ -191,7 +191,7 @@ class Project:
     def snakemake(self, *arguments: str, **env: str) -> tuple[int, str]:
         """`(exit code, output)` of `snakemake …` in the project."""
         process = self.start(*arguments, **env)
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=900)
         return process.returncode, output
 
     def build(self, *targets: str, **env: str) -> list[str]:

@@ -224,7 +224,7 @@ def test_a_changed_default_is_a_difference_and_says_so(project):
 
 def test_planning_imports_no_torch():
     code = (
-        "import sys, rlmake.build.workflow, rlmake.build.explain, rlmake.cli.job, rlmake.cli.rlmake\n"
+        "import sys, rlmake.build.workflow, rlmake.build.explain, rlmake.cli.stages, rlmake.cli.rlmake\n"
         "print([name for name in ('torch', 'transformers', 'datasets', 'verifiers', 'vllm') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -4,8 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from rlmake.build.dryrun import dry_run
 
+pytestmark = pytest.mark.timeout(1200)  # dozens of processes; on an idle machine each of these takes well below 60 s
 WORK = {"data", "model", "train", "export", "evaluate", "report"}
 
 
@@ -162,7 +165,7 @@ def test_a_started_job_trains_what_was_planned(project):
             spec = list(Path("outputs/.store").glob("train-*/spec.json"))
         for path in Path("experiments/t").glob("*.toml"):
             path.write_text("broken [")
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=900)
     finally:
         process.kill()
     assert process.returncode == 0, output
