@@ -7,20 +7,23 @@ configuration, where a launcher or the build has put it.
 
 import asyncio
 import os
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
 from rlmake.core import jsonio, log, procs
-from rlmake.core.errors import ConfigError, entry_point
+from rlmake.core.errors import ConfigError, RunFailed, entry_point
 from rlmake.core.rundir import RunContext
+from rlmake.evals.records import EnvResult
 
 
 @entry_point
 def main(argv: list[str] | None = None) -> None:
-    """Evaluate all sources; exits 0 when the report is written, also when episodes failed."""
+    """Evaluate all sources; exits 0 when all episodes have ended, also when some of them failed."""
     procs.die_with_parent()
     from rlmake.config import EvalConfig, load_resolved
 
@@ -37,12 +40,17 @@ def main(argv: list[str] | None = None) -> None:
 
 
 async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate the sources of an `EvalConfig` in their order. Returns the content of report.json."""
+    """Evaluate the sources of an `EvalConfig` in their order. Returns the content of report.json.
+
+    Raises `RunFailed` when it was stopped, or when every episode of a source failed; the report is there all the same.
+    """
     from rlmake import monitors
     from rlmake.envs.client import engine_client
     from rlmake.evals import report, summary
     from rlmake.evals.runner import episode_deadline, evaluate, wire_sampling
 
+    if cfg.client.base_url is None:
+        raise ConfigError("client.base_url: is needed where no inference server is started")
     own = cfg.inference is not None
     base_url = cfg.client.base_url.rstrip("/")
     logs = monitors.setup(cfg.monitors, "eval", ctx)
@@ -50,7 +58,7 @@ async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any]) -> dict[str, 
     # Tokens are only asked for where a renderer is named: chat completions serve every endpoint alike.
     renderer = None if cfg.renderer.name == "auto" else cfg.renderer
     client = engine_client(cfg.client, base_url, renderer, cfg.tokenizer.name)
-    results = []
+    results, stop = [], _stop_on_signals()
     try:
         for source, env in zip(cfg.source, handles, strict=True):
             result = await evaluate(
@@ -62,6 +70,7 @@ async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any]) -> dict[str, 
                 seed=cfg.seed,
                 max_inflight=cfg.concurrency.max_inflight or 1024,
                 deadline=episode_deadline(source.env),
+                stop=stop,
             )
             entry = summary.summarise(result)
             logger.success(summary.line(result, entry, 0))
@@ -73,7 +82,26 @@ async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any]) -> dict[str, 
     made = report.make(results, identity=identity, sampling=wire_sampling(cfg.sampling), seed=cfg.seed)
     report.write(ctx.run_dir, made, results)
     logger.info(f"report: {ctx.run_dir / report.REPORT}")
+    _check(results)
     return made
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT: what is done by then goes into a report that is marked partial."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _check(results: Sequence[EnvResult]) -> None:
+    """An evaluation that was stopped, or of which nothing worked, has failed, although its report is there."""
+    for result in results:
+        if result.partial:
+            raise RunFailed(f"stopped: {len(result.records)} of {result.planned} episodes of {result.env} have ended")
+        errors = [record.error for record in result.records if record.error is not None]
+        if len(errors) == result.planned:
+            raise RunFailed(f"all {len(errors)} episodes of {result.env} failed, the last with {errors[-1]}")
 
 
 async def _connect(cfg: Any, ctx: RunContext, base_url: str, run_id: str | None) -> tuple[list[Any], str]:
