@@ -2,10 +2,10 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ num_infer_gpus = 0
 
 def call(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PRL_", "NEVER_CLEAN"))} | env
-    return subprocess.run([BIN / argv[0], *argv[1:]], cwd=cwd, env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run([BIN / argv[0], *argv[1:]], cwd=cwd, env=environ, capture_output=True, text=True, timeout=150)
 
 
 @pytest.fixture
@@ -56,10 +56,11 @@ def test_help_is_fast_and_needs_no_torch(project, argv):
         f"sys.argv = {argv!r}\n"
         f"from rlmake.cli.main import {argv[0]}; {argv[0]}()"
     )
-    begun = time.process_time(), time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True)
     assert done.returncode == 0 and "usage" in done.stdout.lower(), done.stderr
-    assert time.monotonic() - begun[1] < 4  # 0.6 s on an idle core; the tests share theirs
+    # CPU time, as the tests share their cores: 0.6 s on an idle one
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1.5
 
 
 @pytest.mark.parametrize(
