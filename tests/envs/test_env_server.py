@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import struct
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import verifiers.v1 as vf
 from rlmake.core.errors import RunFailed, UserError
 from rlmake.envs import address
 from rlmake.envs.client import EnvHandle, engine_client
+from rlmake.envs.server import _check_free
 
 CLIENT = SimpleNamespace(api_key_var="NO_KEY", headers={}, headers_from_env={})
 QWEN3 = SimpleNamespace(name="qwen3", import_path=None, options={"enable_thinking": False})
@@ -183,3 +185,14 @@ async def test_records_for_people_are_rounded_and_say_so(env_server, engine, bas
     rounded = episode.to_record()["traces"][0]["nodes"][-1]["logprobs"]
     assert rounded[0] == -0.1235 != episode.traces[0].branches[0].nodes[-1].logprobs[0]
     assert isinstance(episode, vf.Episode)
+
+
+def test_a_configured_port_in_use_is_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"^address: 127.0.0.1:{port} is already in use"):
+            _check_free(f"tcp://127.0.0.1:{port}")
+    _check_free("tcp://127.0.0.1:0")
+    _check_free("ipc:///tmp/x")

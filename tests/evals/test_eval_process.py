@@ -40,7 +40,7 @@ def evaluated(run_dir, config, identity):
                 command = [sys.executable, "-m", "rlmake.envs.server", "@", str(path)]
                 servers.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
         command = [sys.executable, "-m", "rlmake.evals.main", "@", str(resolved / "eval.json")]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=150, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     finally:
         for server in servers:
             server.send_signal(signal.SIGTERM)

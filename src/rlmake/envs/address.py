@@ -38,8 +38,8 @@ def publish(path: Path, address: str, ctx: RunContext, name: str) -> None:
     )
 
 
-def read(path: Path, run_id: str) -> str | None:
-    """The address in the file; None while there is none, or its server has ended.
+def read(path: Path, run_id: str | None) -> str | None:
+    """The address in the file; None while there is none, or its server has ended. `run_id` None: that of any run.
 
     Raises `UserError` when the file belongs to another run or is of an unknown form.
     """
@@ -48,7 +48,7 @@ def read(path: Path, run_id: str) -> str | None:
     record: dict[str, Any] = jsonio.read_json(path)
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise UserError(f"{path}: not an env server's address of schema {SCHEMA}")
-    if record["run_id"] != run_id:
+    if run_id not in (None, record["run_id"]):
         raise UserError(f"{path}: the env server there belongs to run {record['run_id']!r}, not to {run_id!r}")
     if not procs.Process(record["pid"], record["pid_start"]).alive():
         return None

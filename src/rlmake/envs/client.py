@@ -153,7 +153,7 @@ def _load_tasks(source: Any) -> tuple[Iterator[EnvTask], bool]:
 async def _await_address(name: str, address: Path | str, run_id: str | None, deadline: float) -> str:
     if isinstance(address, str):
         return address
-    while (found := addresses.read(address, run_id or "")) is None:
+    while (found := addresses.read(address, run_id)) is None:
         if time.monotonic() > deadline:
             raise RunFailed(f"env {name!r}: its server has not published {address} in time; see its log")
         await asyncio.sleep(0.05)

@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from setproctitle import setproctitle
+
 from rlmake.core import log, procs
 from rlmake.core.errors import ConfigError, Fault, entry_point
 from rlmake.core.rundir import RunContext
@@ -30,6 +32,7 @@ class _Published:
 def main(argv: list[str] | None = None) -> None:
     """Serve until SIGTERM, SIGINT or the end of the launcher."""
     procs.die_with_parent()
+    setproctitle("PRL::EnvServer")
     from rlmake.config import EnvServerConfig, load_resolved
 
     argv = sys.argv[1:] if argv is None else argv
@@ -51,6 +54,7 @@ def _serve(cfg, ctx: RunContext, file: str) -> None:
         raise ConfigError(Fault(str(error).splitlines()[0], f"env of source '{cfg.name}'", file)) from error
     from verifiers.v1.serve import env_config_data, serve_env
 
+    _check_free(cfg.address)
     path = Path(cfg.address_file) if cfg.address_file else address.address_file(ctx, cfg.split, cfg.name)
     serve_env(
         max_workers=cfg.max_workers,
@@ -61,6 +65,13 @@ def _serve(cfg, ctx: RunContext, file: str) -> None:
         log_setup=functools.partial(plugins.start_worker, cfg.log.vf_level),
         config_data=env_config_data(env),
     )
+
+
+def _check_free(where: str) -> None:
+    """A configured port in use is one line now, where ZMQ would show a traceback later."""
+    host, _, port = where.removeprefix("tcp://").rpartition(":")
+    if where.startswith("tcp://") and port.isdigit() and port != "0":
+        procs.claim_port("0.0.0.0" if host == "*" else host, int(port), "address").close()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from loguru import logger
+from setproctitle import setproctitle
 
 from rlmake.core import jsonio, log, procs
 from rlmake.core.errors import ConfigError, RunFailed, entry_point
@@ -25,6 +26,7 @@ from rlmake.evals.records import EnvResult
 def main(argv: list[str] | None = None) -> None:
     """Evaluate all sources; exits 0 when all episodes have ended, also when some of them failed."""
     procs.die_with_parent()
+    setproctitle("PRL::Eval")
     from rlmake.config import EvalConfig, load_resolved
 
     argv = sys.argv[1:] if argv is None else argv
