@@ -24,6 +24,16 @@ CODE = re.compile(r"(.*\.)?import_path")
 TASKSET = re.compile(r".*\.env\.taskset\.id")
 ENV_CODE = re.compile(r".*\.env(\.id|\.agent\.harness\.id)")
 ENV = re.compile(r".*\.env\..*")
+LISTED = re.compile(r"\.env\.|source\.paths\.|tokenizer\.text\.")
+POINTING = {
+    "name",
+    "model",
+    "path",
+    "id",
+    "text",
+    "import_path",
+    "chat_template",
+}  # last parts of all other keys
 
 
 class Edges:
@@ -38,7 +48,7 @@ class Edges:
 
     def resolve(self, semantic: dict[str, Any]) -> dict[str, Any]:
         """`semantic` with every value that points at something replaced by what it stands for."""
-        self.pinned = {key for key, value in leaves(semantic) if key.endswith("revision") and value}
+        self.semantic = semantic
         return replace_leaves(semantic, self._leaf)
 
     def fork(self, config: dict[str, Any]) -> None:
@@ -61,6 +71,8 @@ class Edges:
         if names.is_output(value):
             wanted = "weights" if MODELS.fullmatch(key) else "data" if DATA.fullmatch(key) else None
             return self._parent(key, value, wanted)
+        if key.rpartition(".")[2] not in POINTING and not LISTED.search(key):
+            return value
         try:
             if CODE.fullmatch(key):
                 name = value.partition(":")[2] if ".py:" in value else value
@@ -95,7 +107,7 @@ class Edges:
         if required or value.startswith((".", "/", "~")) or value.count("/") > 1:
             self._fault(key, f"{value}: no such file or directory", value)
         elif data:
-            if key.removesuffix("name") + "revision" not in self.pinned:
+            if not dict(leaves(self.semantic)).get(key.removesuffix("name") + "revision"):
                 self._fault(key, f"{value}: neither a file nor a target, and a hub data set needs data.revision", value)
         else:
             self._fault(

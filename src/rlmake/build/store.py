@@ -13,7 +13,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rlmake.core.jsonio import content_hash, hash_file, read_json, write_json
 
 STORE = Path("outputs/.store")
 SPEC_SCHEMA = MANIFEST_SCHEMA = 1
+_KEYS = ("stage", "fingerprint", "kind", "step")
 STAGES = ("data", "model", "train", "eval", "report")
 
 
@@ -73,7 +74,7 @@ class Artefact:
         return self.folder if self.kind in ("eval", "report") else self.path
 
     def record(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: getattr(self, key) for key in _KEYS}
 
 
 def spec_path(stage: str, fingerprint: str) -> Path:
@@ -178,9 +179,6 @@ def manifest_of(artefact: Artefact, spec: dict[str, Any], files: list[dict[str, 
         "origin": "built",
         **facts,
     }
-
-
-_KEYS = ("stage", "fingerprint", "kind", "step")
 
 
 def artefact_of(record: dict[str, Any]) -> Artefact:

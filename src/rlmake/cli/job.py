@@ -1,4 +1,4 @@
-"""`python -m rlmake.cli.job <stage> <fingerprint> [<step>]` and `… publish <link> <destination>`: a build's shell lines.
+"""`python -m rlmake.cli.job <stage> <fingerprint> [<step>]`, `… publish <link> <destination>`: what rules call.
 
 Making a link must cost next to nothing, so all that real work needs is imported for real work only.
 """
