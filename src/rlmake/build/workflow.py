@@ -155,8 +155,15 @@ class Driver(Jobs):
                 for leaf in WORKING:
                     (folder / leaf).mkdir(parents=True, exist_ok=True)
                     publish.publish(Path(OUTPUTS) / name / leaf, folder / leaf)
-        if self.workflow.local_exec:
-            self.workflow.register_resource("local_gpus", len(list(Path("/dev").glob("nvidia[0-9]*"))))
+        self._count_gpus()
+
+    def _count_gpus(self) -> None:
+        """On this machine jobs share its GPUs, unless the user gave `--resources local_gpus=N`. A job that wants more
+        than there are is let through: its own message is the clearer one."""
+        there = len(list(Path("/dev").glob("nvidia[0-9]*")))
+        if there and self.workflow.local_exec and "local_gpus" not in self.workflow.global_resources:
+            wanted = [work.resources["gpus"] for work in self.registry.works.values()]
+            self.workflow.register_resource("local_gpus", max(there, *wanted))
 
 
 def slurm_resources(wanted: dict[str, Any]) -> dict[str, Any]:
