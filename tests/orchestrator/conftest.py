@@ -100,6 +100,7 @@ class Env(EnvHandle):
         return EnvTask(index, f"{self.name}-{index}", "", "Toy", {"idx": index, "prompt": str(index)})
 
     async def run(self, task, client, model, sampling):
+        sampling = vf.SamplingConfig.model_validate(sampling)
         body = {
             "model": model,
             "token_ids": [1, 2, task.index],
@@ -268,7 +269,7 @@ class Run:
     async def finish(self, **kwargs):
         """One attempt to its end; (final weights, trainer, engine, orchestrator)."""
         async with self.attempt(**kwargs) as (task, trainer, engine, orchestrator):
-            await asyncio.wait_for(task, 60)
+            await asyncio.wait_for(task, 240)
             await asyncio.to_thread(trainer.thread.join, 20)
             assert trainer.error is None, trainer.error
         return trainer.weights, trainer, engine, orchestrator

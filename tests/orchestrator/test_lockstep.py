@@ -32,6 +32,7 @@ async def test_steps_versions_and_evidence(make_run):
             for row in batch.micro_batches:
                 trained = row.loss_mask & (row.rl_weights != 0 if row.rl_weights is not None else True)
                 assert (row.advantages[trained] != 0).all()
+    assert checkpoints.load(run.folder / "checkpoints/step_4").state["totals"]["rollouts"] == 48
     assert checkpoint.newest(run.folder) == 4 and checkpoint.steps(run.folder) == [2, 4]
 
 

@@ -115,14 +115,17 @@ def test_transport(tmp_path, kind):
         for rank in range(2):
             assert [batch.step for batch in got[rank]] == [1, 2, 3]
             assert all(same(batch.micro_batches[0], row(seed=rank)) for batch in got[rank])
-        with pytest.raises(UserError, match=r"waited 0\.2 s in vain for .*step 4.* from the orchestrator"):
-            receivers[0].receive(4, timeout=0.2)
+        assert sender.fetched()
+        sender.send(batches(ctx, 4))
+        assert sender.fetched() == (kind == "filesystem")
+        with pytest.raises(UserError, match=r"waited 0\.2 s in vain for .*step 5.* from the orchestrator"):
+            receivers[0].receive(5, timeout=0.2)
         stranger = open_receiver(transport, context(tmp_path, attempt=2) if kind == "filesystem" else ctx, 0, 3)
         receivers.append(stranger)
         with pytest.raises(UserError, match="rank"):
-            stranger.receive(3, timeout=10)
+            stranger.receive(4, timeout=10)
     finally:
-        sender.close(timeout=5)
+        sender.close()
         for receiver in receivers:
             receiver.close()
 

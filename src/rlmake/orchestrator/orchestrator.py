@@ -33,7 +33,7 @@ from rlmake.orchestrator.sources import Sources
 from rlmake.orchestrator.watcher import Watcher
 
 ENV_SERVER_SECONDS = 600.0
-FETCH_SECONDS = 1200.0  # what the trainer gets to fetch the last batch
+FETCH_POLL_SECONDS = 0.05
 
 
 class Orchestrator:
@@ -60,11 +60,13 @@ class Orchestrator:
         for step in self._steps():
             units = await self.collector.collect(step)
             await self._ship(step, units)
+            counted = self.progress.add(units)
             await self.checkpoints.after(step, units)
-            self._report(step, units)
+            self._report(step, units, counted)
         if self.config.max_steps is not None:
             await self.collector.finish(self.config.max_steps)
-            await asyncio.to_thread(self.sender.close, FETCH_SECONDS)
+            while not self.sender.fetched():
+                await asyncio.sleep(FETCH_POLL_SECONDS)
             logger.success(f"all {self.config.max_steps} steps are shipped and v{self.config.max_steps} is served")
 
     def _steps(self) -> Iterator[int]:
@@ -92,9 +94,9 @@ class Orchestrator:
         for batch in self.resumed.waiting.ahead if self.resumed else ():
             await self._ship(batch.step, batch.units)
             self.checkpoints.ahead.append(batch)
-            self._report(batch.step, batch.units)
+            self._report(batch.step, batch.units, {})  # counted before the checkpoint
 
-    def _report(self, step: int, units: list[Unit]) -> None:
+    def _report(self, step: int, units: list[Unit], counted: dict[str, float]) -> None:
         """Metrics and the console line of a step."""
         if self._beyond(step):
             return
@@ -104,7 +106,7 @@ class Orchestrator:
         self.clock.add("wait_for_policy", max(0.0, self.watcher.waited - self.evaluator.seconds))
         self.checkpoints.seconds = self.watcher.waited = 0.0
         row = self.clock.report() | self.window.report(units, step, self.accounts.cancelled_by_env())
-        row |= self.progress.add(units) | self.accounts.report() | self.evaluator.report()
+        row |= counted | self.accounts.report() | self.evaluator.report()
         row |= self.collector.metrics() | self.lag.report()
         row |= {"off_policy/dropped": float(self.queue.dropped), "window/useful": float(useful)}
         row |= {"queue/traces": float(len(self.queue)), "queue/tokens": float(self.queue.tokens)}

@@ -23,8 +23,10 @@ class BatchSender(Protocol):
     def send(self, batches: list[Batch]) -> None:
         """Hand over one step: one batch per rank, in rank order. Does not wait for the ranks to fetch it."""
 
-    def close(self, timeout: float = 0.0) -> None:
-        """End; first wait up to `timeout` seconds until what was sent last can no longer be lost."""
+    def fetched(self) -> bool:
+        """Whether what was sent last can no longer be lost by closing."""
+
+    def close(self) -> None: ...
 
 
 class BatchReceiver(Protocol):
@@ -59,8 +61,11 @@ class FileSender:
             if old <= step - self.keep:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def close(self, timeout: float = 0.0) -> None:
-        pass  # files stay
+    def fetched(self) -> bool:
+        return True  # files stay
+
+    def close(self) -> None:
+        pass
 
 
 class FileReceiver:

@@ -37,8 +37,6 @@ class ZmqSender:
         self._held: dict[int, list[bytes]] = {}
         self._waiting: dict[tuple[bytes, int], tuple[int, int]] = {}  # (peer, step) -> (rank, world)
         self._unfetched: set[int] = set()  # ranks that have not had the newest step yet
-        self._fetched = threading.Event()
-        self._fetched.set()
         self._lock = threading.Lock()
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -66,13 +64,13 @@ class ZmqSender:
             for old in [held for held in self._held if held <= step - self.keep]:
                 del self._held[old]
             self._unfetched = set(range(len(batches)))
-            self._fetched.clear()
             self._wake_in.send(b"")
 
-    def close(self, timeout: float = 0.0) -> None:
-        """Stop; first wait up to `timeout` seconds until every rank has fetched the newest step."""
-        if not self._fetched.wait(timeout) and timeout:
-            logger.warning(f"closing although ranks {sorted(self._unfetched)} have not fetched the last batch")
+    def fetched(self) -> bool:
+        with self._lock:
+            return not self._unfetched
+
+    def close(self) -> None:
         self._wake_in.send(b"stop")
         self._thread.join(timeout=5)
         self._context.destroy(linger=2000)
@@ -120,8 +118,6 @@ class ZmqSender:
             with self._lock:
                 if kind == b"batch" and step == max(self._held):
                     self._unfetched.discard(rank)
-                    if not self._unfetched:
-                        self._fetched.set()
 
 
 class ZmqReceiver:
