@@ -162,11 +162,13 @@ def _decode(layer: int, query, key, value, scaling: float, decode: Decode, cache
     size, heads, width = query.shape
     kv_heads, length = key.shape[1], decode.bias.shape[-1]
     groups = heads // kv_heads
-    repeats = -(-MIN_QUERY_ROWS // groups)
+    rows = max(groups, MIN_QUERY_ROWS)
     cache.write(layer, decode.slots, decode.positions, key, value)
     keys, values = cache.keys[layer, :size, :, :length], cache.values[layer, :size, :, :length]
-    q = query.reshape(size, kv_heads, groups, width).repeat(1, 1, repeats, 1)
-    bias = decode.bias.expand(size, 1, groups * repeats, length)
+    q = query.reshape(size, kv_heads, groups, width)
+    if groups < rows:
+        q = q[:, :, torch.arange(rows) % groups]
+    bias = decode.bias.expand(size, 1, rows, length)
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scaling)
     return out[:, :, :groups].reshape(size, heads, width)
 
