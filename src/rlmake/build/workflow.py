@@ -101,6 +101,7 @@ class Driver(Jobs):
         if whole:
             self.all[:] = [target.path for target in self.needs.targets]
         plan.say(self.needs)
+        self._count_gpus()
         settings.forcerun = {*settings.forcerun, *(path.as_posix() for path in self.needs.stale)}
 
     def about(self, stage: str, fingerprint: str) -> dict[str, Any]:
@@ -155,13 +156,18 @@ class Driver(Jobs):
                 for leaf in WORKING:
                     (folder / leaf).mkdir(parents=True, exist_ok=True)
                     publish.publish(Path(OUTPUTS) / name / leaf, folder / leaf)
-        self._count_gpus()
+
+    def resource(self, stage: str, name: str) -> Callable[[Any], Any]:
+        """On a cluster no job takes GPUs of this machine."""
+        if name != "local_gpus":
+            return super().resource(stage, name)
+        return lambda wildcards: self.about(stage, wildcards.fp)["resources"]["gpus"] if self.workflow.local_exec else 0
 
     def _count_gpus(self) -> None:
         """On this machine jobs share its GPUs, unless the user gave `--resources local_gpus=N`. A job that wants more
         than there are is let through: its own message is the clearer one."""
         there = len(list(Path("/dev").glob("nvidia[0-9]*")))
-        if there and self.workflow.local_exec and "local_gpus" not in self.workflow.global_resources:
+        if there and "local_gpus" not in self.workflow.global_resources:
             wanted = [work.resources["gpus"] for work in self.registry.works.values()]
             self.workflow.register_resource("local_gpus", max(there, *wanted))
 
