@@ -51,13 +51,14 @@ def train(config: TrainerConfig, ctx: RunContext, world: worlds.World, monitors:
         metrics = step(training, batch, rl_loss, token_wise)
         with training.clock.measure("broadcast_weights"):
             send(training, sender)
+        metrics |= training.clock.take() | {"time/step": time.perf_counter() - start}
+        monitors.log(training.step, metrics)  # before the save: a kill behind it must not lose the row
+        warn_of_waiting(metrics)
         leaving = training.leaving()
         if training.checkpoint_due(leaving):
             with training.clock.measure("save_ckpt"):
                 training.save({}, HALVES)
-        metrics |= training.clock.take() | {"time/step": time.perf_counter() - start}
-        warn_of_waiting(metrics)
-        monitors.log(training.step, metrics)
+            monitors.log(training.step, training.clock.take())
         if leaving and not training.done():
             logger.info(f"saved step {training.step} and leaving, as asked")
             return SAVED_AND_LEFT

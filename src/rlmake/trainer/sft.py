@@ -41,12 +41,13 @@ def train(config: SFTConfig, ctx: RunContext, world: worlds.World, monitors: Mon
         metrics = step(training, loader)
         if validation is not None and training.step % config.val.interval == 0:
             metrics |= validate(training, validation)
+        metrics |= training.clock.take() | {"time/step": time.perf_counter() - start}
+        monitors.log(training.step, metrics)  # before the save: a kill behind it must not lose the row
         leaving = training.leaving()
         if training.checkpoint_due(leaving):
             with training.clock.measure("save_ckpt"):
                 training.save({"loader": loader.state(), "progress": loader.metrics()}, halves=("trainer",))
-        metrics |= training.clock.take() | {"time/step": time.perf_counter() - start}
-        monitors.log(training.step, metrics)
+            monitors.log(training.step, training.clock.take())
         if leaving and not training.done():
             logger.info(f"saved step {training.step} and leaving, as asked")
             return SAVED_AND_LEFT
