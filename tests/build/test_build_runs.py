@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,19 @@ def test_shell_lines_carry_fingerprints_and_steps_only(project):
         arguments = text.split("rlmake.cli.job ")[1].split()
         assert arguments[0] in {*WORK - {"evaluate"}, "eval", "publish"}
         assert all(set(word) <= set("0123456789abcdef") for word in arguments[1:]), text
+
+
+def test_a_killed_driver_leaves_one_training(project):
+    """The driver is killed, its job lives on: a second driver waits for it, and nothing is trained twice."""
+    target = "outputs/t/sft/weights"
+    project.build("outputs/t/model/weights")
+    driver = project.start("-c", "2", target, TOY_SECONDS="1.5")
+    while driver.poll() is None and "step t/sft 1" not in project.log():
+        time.sleep(0.05)
+    driver.kill()
+    driver.wait(timeout=60)
+    code, output = project.snakemake("-c", "2", target)
+    driver.stdout.close()
+    assert code == 0, output
+    steps = [line for line in project.log() if line.startswith("step t/sft")]
+    assert steps == [f"step t/sft {step}" for step in (1, 2, 3, 4)]
