@@ -45,7 +45,7 @@ def env_server(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("run")
     data = run_dir / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows()))
-    env = {"taskset": {"id": "reverse-text", "path": str(data)}, "timeout": {"episode": 6.0}}
+    env = {"taskset": {"id": "reverse-text", "path": str(data)}}
     ctx = RunContext(run_dir, "run-1", "run", 1, None, run_dir / "configs/attempt_1", run_dir / "logs/attempt_1")
     config = ctx.config_dir / "resolved" / "envs" / "train" / "rev.json"
     config.parent.mkdir(parents=True)

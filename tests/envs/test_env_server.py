@@ -1,6 +1,7 @@
 """A real env server process and its client: what an episode holds, faults, cancellation, strangers."""
 
 import asyncio
+import dataclasses
 import json
 import socket
 import struct
@@ -13,6 +14,7 @@ from rlmake.core.errors import RunFailed, UserError
 from rlmake.envs import address
 from rlmake.envs.client import EnvHandle, engine_client
 from rlmake.envs.server import _check_free
+from rlmake.evals.records import of_episode
 
 CLIENT = SimpleNamespace(api_key_var="NO_KEY", headers={}, headers_from_env={})
 QWEN3 = SimpleNamespace(name="qwen3", import_path=None, options={"enable_thinking": False})
@@ -20,7 +22,7 @@ SAMPLING = {"temperature": 1.0, "max_completion_tokens": 128, "seed": 7, "cache_
 
 
 async def connected(env_server, **kwargs):
-    return await EnvHandle.connect(env_server.source, env_server.address_file, 60, run_id="run-1", **kwargs)
+    return await EnvHandle.connect(env_server.source, env_server.address_file, 240, run_id="run-1", **kwargs)
 
 
 async def test_an_episode_holds_what_the_engine_saw_and_sent(env_server, engine, base_url, tokenizer_dir, tokenizer):
@@ -97,16 +99,18 @@ async def test_a_failure_is_an_episode_with_its_error(env_server, engine, base_u
     assert not unreached.ok and unreached.traces[0].errors
 
 
-async def test_the_environments_own_limit_ends_a_hanging_episode(env_server, engine, base_url, tokenizer_dir):
+async def test_a_limit_ends_a_hanging_episode(env_server, engine, base_url, tokenizer_dir):
     async def hang(prompt):
         await asyncio.sleep(60)
         return "late"
 
     engine.reply = hang
     env = await connected(env_server)
-    episode = await env.run(env.task(0), engine_client(CLIENT, base_url, QWEN3, tokenizer_dir), "m", SAMPLING)
+    task = env.task(0)
+    task = dataclasses.replace(task, data=task.data | {"timeout": {"agent": 0.5}})
+    episode = await env.run(task, engine_client(CLIENT, base_url, QWEN3, tokenizer_dir), "m", SAMPLING)
     await env.close()
-    assert not episode.ok and episode.is_timeout
+    assert episode.traces[0].is_timeout and of_episode(episode, "rev", task, 0, 1).timeout
 
 
 async def test_a_cancelled_run_ends_on_the_server_too(env_server, engine, base_url, tokenizer_dir):
@@ -153,7 +157,7 @@ async def test_an_address_whose_server_has_ended_is_not_used(env_server, tmp_pat
 
 async def test_only_some_tasks(env_server):
     source = SimpleNamespace(**vars(env_server.source), select={"limit": 5})
-    env = await EnvHandle.connect(source, env_server.address_file, 60, run_id="run-1")
+    env = await EnvHandle.connect(source, env_server.address_file, 240, run_id="run-1")
     assert env.num_tasks() == 5
     with pytest.raises(IndexError):
         env.task(5)
