@@ -9,6 +9,8 @@ from typing import Any
 from rlmake.build import store
 from rlmake.build.names import OUTPUTS
 from rlmake.core.errors import UserError
+from rlmake.export.cli import VERBS as EXPORT
+from rlmake.report.summary import VERBS as SUMMARY
 
 ORDER = ("data", "model", "train", "export", "evaluate", "report")
 
@@ -90,7 +92,14 @@ def verify(argv: list[str]) -> int:
     return 1 if damaged else 0
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {"plan": plan, "why": why, "ls": ls, "verify": verify}
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "plan": plan,
+    "why": why,
+    "ls": ls,
+    "verify": verify,
+    **EXPORT,
+    **SUMMARY,
+}
 
 
 def _planned(targets: list[str], retry_failed: bool) -> dict[str, Any]:
