@@ -17,8 +17,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Data, model, SFT, RL, export, evaluation and report of experiments/reverse-text, on this machine's CPU.
 demo: env
-	@$(BIN)/snakemake -c $(CORES) -q rules outputs/reverse-text/rl/weights outputs/reverse-text/rl/evals/reverse-text \
-		outputs/reverse-text/sft/evals/reverse-text outputs/reverse-text/rl/report.html
+	@$(BIN)/snakemake -c $(CORES) outputs/reverse-text/rl/weights outputs/reverse-text/rl/evals/reverse-text \
+		outputs/reverse-text/sft/evals/reverse-text outputs/reverse-text/rl/report.html --quiet rules host
 	@$(BIN)/rlmake summary reverse-text/rl --before reverse-text/sft --suite reverse-text
 
 test: env

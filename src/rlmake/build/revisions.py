@@ -27,6 +27,7 @@ SHIPPED = {
     "export": 1,  # checkpoint to weights
 }
 TASKSETS = {"reverse-text": 1}  # rlmake.envs.tasksets, with their rewards
+NAMED = {"rlmake.models.chatml.ChatMLRenderer": 1}  # what ships and a configuration names by its import path
 
 
 class ContentCache:
@@ -82,7 +83,9 @@ def of_taskset(name: str, cache: ContentCache) -> str:
 
 
 def of_import(path: str, cache: ContentCache) -> str:
-    """Revision of user code named as `path/to/file.py:Name` or `package.module.Name`."""
+    """Revision of code named as `path/to/file.py:Name` or `package.module.Name`."""
+    if path in NAMED:
+        return f"rlmake:{NAMED[path]}"
     file, _, _ = path.partition(":")
     if file.endswith(".py"):
         if not Path(file).is_file():
