@@ -1,5 +1,6 @@
 """Which engine is asked, and for which model."""
 
+import asyncio
 import socket
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from env_fakes import FakeEngine, serving
 
 from rlmake.config.shared import ClientConfig
 from rlmake.core.errors import RunFailed, UserError
-from rlmake.evals.engine import await_model
+from rlmake.evals.engine import await_model, published_url
 
 
 @pytest.fixture
@@ -39,3 +40,14 @@ async def test_nobody_answers():
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
         with pytest.raises(RunFailed, match="no engine answers at"):
             await await_model(ClientConfig(wait_for_ready_timeout=0.4), url, "m")
+
+
+async def test_the_url_given_or_published(tmp_path):
+    file = tmp_path / "inference.address"
+    assert await published_url(ClientConfig(base_url="http://h:1/v1/"), file) == "http://h:1/v1"
+    waiting = asyncio.create_task(published_url(ClientConfig(base_url=None), file))
+    await asyncio.sleep(0.05)
+    file.write_text("http://127.0.0.1:77\n")
+    assert await asyncio.wait_for(waiting, 5) == "http://127.0.0.1:77/v1"
+    with pytest.raises(RunFailed, match="no engine has published itself in"):
+        await published_url(ClientConfig(base_url=None, wait_for_ready_timeout=0.2), tmp_path / "none")

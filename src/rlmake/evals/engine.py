@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,21 @@ from loguru import logger
 from rlmake.core.errors import RunFailed, UserError, nearest
 
 POLL_S = 0.25
+
+
+async def published_url(client: Any, address_file: Path) -> str:
+    """`client.base_url`, or the URL (with /v1) that the engine of this run writes into `address_file` once it answers.
+
+    Raises `RunFailed` when it does not within `client.wait_for_ready_timeout`.
+    """
+    if client.base_url is not None:
+        return client.base_url.rstrip("/")
+    deadline = time.monotonic() + client.wait_for_ready_timeout
+    while not address_file.exists():
+        if time.monotonic() > deadline:
+            raise RunFailed(f"client.base_url is not given, and no engine has published itself in {address_file}")
+        await asyncio.sleep(POLL_S)
+    return address_file.read_text().strip().rstrip("/") + "/v1"
 
 
 async def await_model(client: Any, base_url: str, model: str | None, run_id: str | None = None) -> str:

@@ -38,25 +38,24 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     identity_file = path.parent / "identity.json"
     identity = jsonio.read_json(identity_file) if identity_file.exists() else {}
-    asyncio.run(run(cfg, RunContext.from_env(cfg.output_dir), identity))
+    asyncio.run(run(cfg, RunContext.from_env(cfg.output_dir), identity, path.parent / "inference.address"))
 
 
-async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any]) -> dict[str, Any]:
+async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any], address_file: Path) -> dict[str, Any]:
     """Evaluate the sources of an `EvalConfig` in their order. Returns the content of report.json.
 
+    Without a `client.base_url` the engine is the one that publishes itself in `address_file`.
     Raises `RunFailed` when it was stopped, or when every episode of a source failed; the report is there all the same.
     """
     from rlmake import monitors
     from rlmake.envs.client import engine_client
     from rlmake.evals import report, summary
+    from rlmake.evals.engine import published_url
     from rlmake.evals.runner import episode_deadline, evaluate, wire_sampling
 
-    if cfg.client.base_url is None:
-        raise ConfigError("client.base_url: is needed where no inference server is started")
-    own = cfg.inference is not None
-    base_url = cfg.client.base_url.rstrip("/")
     logs = monitors.setup(cfg.monitors, "eval", ctx)
-    handles, model = await _connect(cfg, ctx, base_url, ctx.run_id if own else None)
+    base_url = await published_url(cfg.client, address_file)
+    handles, model = await _connect(cfg, ctx, base_url, ctx.run_id if cfg.inference is not None else None)
     # Tokens are only asked for where a renderer is named: chat completions serve every endpoint alike.
     renderer = None if cfg.renderer.name == "auto" else cfg.renderer
     client = engine_client(cfg.client, base_url, renderer, cfg.tokenizer.name)

@@ -75,11 +75,8 @@ def resolve(cfg: EvalConfig, model: Path | None, ctx: RunContext) -> EvalConfig:
 
 
 def _start(supervisor: Supervisor, components: Components, cfg: EvalConfig, identity: Mapping[str, Any]) -> None:
-    address_file = None
-    if cfg.inference is not None:
-        address_file = components.start_inference(supervisor, cfg.inference, cfg.deployment.num_infer_gpus)
+    if cfg.inference is not None:  # the evaluation loads while the engine does, and reads its address then
+        components.start_inference(supervisor, cfg.inference, cfg.deployment.num_infer_gpus)
     servers = components.write_env_servers(cfg.source, cfg.seed, cfg.log, cfg.env_vars)
     components.start_env_servers(supervisor, servers)
-    if address_file is not None:
-        cfg.client.base_url = components.await_inference(supervisor, address_file)
     components.start_evaluation(supervisor, cfg, identity)

@@ -6,22 +6,32 @@ milliseconds. A later user turn of an exchange replays the whole conversation, a
 
 import asyncio
 import weakref
+from collections.abc import AsyncIterator
 
 import aiohttp
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 
 # One connection pool per event loop: a client per episode would cost more than the episode.
-_sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = weakref.WeakKeyDictionary()
+_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncIterator] = weakref.WeakKeyDictionary()
 
 
-def _session() -> aiohttp.ClientSession:
-    """The loop's pool for the interception server, which is on loopback: no proxies, no limits of its own."""
+async def _pool() -> AsyncIterator[aiohttp.ClientSession]:
+    """Yields one session again and again, until the loop ends (`asyncio.run` closes generators) and it is closed.
+
+    For the interception server, which is on loopback: no proxies, and no limits of its own.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+        while True:
+            yield session
+
+
+async def _session() -> aiohttp.ClientSession:
     loop = asyncio.get_running_loop()
-    if loop not in _sessions:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-        _sessions[loop] = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
-    return _sessions[loop]
+    if loop not in _pools:
+        _pools[loop] = _pool()
+    return await anext(_pools[loop])
 
 
 class InprocChatConfig(vf.HarnessConfig):
@@ -47,7 +57,7 @@ class InprocChat(vf.Harness[InprocChatConfig]):
         request = {"model": ctx.model, "messages": messages}
         headers = {"Authorization": f"Bearer {secret}"}
         url = f"{endpoint.rstrip('/')}/chat/completions"
-        async with _session().post(url, json=request, headers=headers) as reply:
+        async with (await _session()).post(url, json=request, headers=headers) as reply:
             if reply.status < 400:
                 return vf.ProgramResult(exit_code=0, stdout="", stderr="")
             return vf.ProgramResult(
