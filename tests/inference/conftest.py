@@ -78,7 +78,7 @@ class Server:
         lines = self.client.get("/metrics").text.splitlines()
         return float(next(line for line in lines if line.startswith((name + "{", name + ","))).rpartition(" ")[2])
 
-    def stop(self, seconds: float = 20) -> tuple[int, str]:
+    def stop(self, seconds: float = 60) -> tuple[int, str]:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -96,3 +96,20 @@ def server(request, models, tmp_path_factory):
     code, log = one.stop()
     assert code == 0, log
     assert "Traceback" not in log, log
+
+
+@pytest.fixture
+def start(models):
+    """Starts further servers of model `a`: `start(folder, **changes of the configuration)`. None outlives its test."""
+    started: list[Server] = []
+
+    def one(folder: Path, **changes) -> Server:
+        folder.mkdir(exist_ok=True)
+        started.append(Server(config(models["a"], folder, **changes)))
+        return started[-1]
+
+    yield one
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()

@@ -16,7 +16,7 @@ def engine_of(model, **transformers):
     return make_engine(InferenceConfig(**cfg, vllm={"model": str(model), "max_model_len": 400}))
 
 
-def requests(count=40):
+def requests(count=28):
     """Ragged prompts (some equal, as in a group), lengths and temperatures."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda low, high: int(torch.randint(low, high + 1, (1,), generator=generator))  # noqa: E731
@@ -24,7 +24,13 @@ def requests(count=40):
     return [
         (
             prompts[i // 2],
-            Sampling(max_tokens=draw(1, 50), temperature=[1.0, 0.6, 1.3][i % 3], seed=i, top_p=1.0 if i % 7 else 0.95),
+            Sampling(
+                max_tokens=draw(1, 50),
+                temperature=[1.0, 0.6, 1.3][i % 3],
+                seed=i,
+                top_p=1.0 if i % 7 else 0.95,
+                top_k=0 if i % 9 else 20,
+            ),
         )
         for i in range(count)
     ] + [(tuple(range(20, 210)), Sampling(max_tokens=30, seed=900 + i)) for i in range(3)]
@@ -42,7 +48,7 @@ def reference(models):
     engine.close()
 
 
-@pytest.mark.parametrize("slots, prefill", [(16, 2048), (5, 64), (64, 1)])
+@pytest.mark.parametrize("slots, prefill", [(16, 2048), (5, 64)])
 def test_company_changes_nothing(models, reference, slots, prefill):
     engine = engine_of(models["a"], max_slots=slots, prefill_tokens=prefill)
     try:
@@ -60,7 +66,7 @@ def test_logprobs_are_the_trainers_bit_for_bit(models, reference):
 
     model = loading.load(models["a"], attn=exact.NAME)
     asked, found = requests(), reference[0]
-    kept = [i for i, (_, sampling) in enumerate(asked) if sampling.top_p == 1.0]
+    kept = [i for i, (_, sampling) in enumerate(asked) if sampling.top_p == 1.0 and not sampling.top_k]
     docs = [[*asked[i][0], *found[i][0]] for i in kept]
     lens = [len(doc) for doc in docs]
     ids, positions = (
@@ -75,7 +81,7 @@ def test_logprobs_are_the_trainers_bit_for_bit(models, reference):
         mine = row[len(asked[i][0]) - 1 : -1].tolist()
         assert mine == found[i][1]
         compared += len(mine)
-    assert compared > 500
+    assert compared > 300
 
 
 def test_stop_texts_and_min_tokens(reference):

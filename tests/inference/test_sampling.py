@@ -51,7 +51,7 @@ def test_frequencies_and_logprobs():
 
 def kept(logits, **options):
     """The tokens that can be drawn, and their logprobs."""
-    count = 3000
+    count = 500
     rows = [Sampling(max_tokens=1, **options)] * count
     tokens, logprobs, _ = draw(logits.expand(count, -1).contiguous(), rows)
     return dict(zip(tokens, logprobs, strict=True))

@@ -5,10 +5,9 @@ import threading
 import time
 
 import httpx
-from conftest import Server, config
 
 
-def test_port_in_use_and_bad_models_are_one_line(models, tmp_path):
+def test_port_in_use_and_bad_models_are_one_line(models, start, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -18,11 +17,7 @@ def test_port_in_use_and_bad_models_are_one_line(models, tmp_path):
             "no such directory": {"vllm": {"model": str(tmp_path / "nothing")}},
             "max_model_len": {"vllm": {"model": str(models["a"]), "max_model_len": 4096}},
         }
-        started = []
-        for number, (message, change) in enumerate(cases.items()):
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            started.append((message, Server(config(models["a"], folder, **change))))
+        started = [(m, start(tmp_path / str(i), **change)) for i, (m, change) in enumerate(cases.items())]
         for message, server in started:
             code, log = server.process.wait(120), server.process.stderr.read()
             assert code == 2 and message in log and "Traceback" not in log, log
@@ -30,8 +25,8 @@ def test_port_in_use_and_bad_models_are_one_line(models, tmp_path):
             assert not server.address.exists()
 
 
-def test_sigterm_with_requests_in_flight(models, tmp_path):
-    server = Server(config(models["a"], tmp_path)).wait()
+def test_sigterm_with_requests_in_flight(start, tmp_path):
+    server = start(tmp_path).wait()
     server.post("/pause", {})
     found = []
 
@@ -48,6 +43,6 @@ def test_sigterm_with_requests_in_flight(models, tmp_path):
     began = time.monotonic()
     code, log = server.stop()
     thread.join(10)
-    assert code == 0 and time.monotonic() - began < 12, log
+    assert code == 0 and time.monotonic() - began < 60, log  # about a second on an idle machine
     assert found and found[0] != 200
     assert "Traceback" not in log, log

@@ -80,26 +80,22 @@ def _filter(
     logits: torch.Tensor, temperatures: torch.Tensor | None, indices: list[int], rows: Sequence[Sampling]
 ) -> torch.Tensor:
     """Remove what min_p, then top_k, then top_p of each row leave out, of the temperature-scaled distribution."""
+    scaled = logits[indices] if temperatures is None else logits[indices] / temperatures[indices, None]
+    asked = [rows[i] for i in indices]
+    probabilities = torch.softmax(scaled, -1)
+    floor = probabilities.amax(-1, keepdim=True) * torch.tensor([[row.min_p] for row in asked])
+    scaled = scaled.masked_fill(probabilities < floor, float("-inf"))
+    ordered, order = scaled.sort(descending=True, stable=True)
+    limit = torch.tensor([[row.top_k or logits.shape[1]] for row in asked])
+    ordered = ordered.masked_fill(torch.arange(logits.shape[1]) >= limit, float("-inf"))
+    probabilities = torch.softmax(ordered, -1).double()
+    before = probabilities.cumsum(-1) - probabilities
+    share = torch.tensor([[row.top_p if row.top_p < 1.0 else 2.0] for row in asked])
+    cut = before >= share
+    cut[:, 0] = False
+    out = torch.zeros_like(cut).scatter_(1, order, cut | (ordered == float("-inf")))
     logits = logits.clone()
-    for i in indices:
-        row = rows[i]
-        scaled = logits[i] if temperatures is None else logits[i] / temperatures[i]
-        out = torch.zeros_like(scaled, dtype=torch.bool)
-        if row.min_p > 0.0:
-            probabilities = torch.softmax(scaled, -1)
-            out |= probabilities < row.min_p * probabilities.max()
-        if 0 < row.top_k < len(scaled):
-            kept = scaled.masked_fill(out, float("-inf"))
-            out |= scaled < torch.topk(kept, row.top_k).values[-1]
-        if row.top_p < 1.0:
-            probabilities, order = torch.softmax(scaled.masked_fill(out, float("-inf")), -1).sort(
-                descending=True, stable=True
-            )
-            before = probabilities.double().cumsum(-1) - probabilities
-            cut = before >= row.top_p
-            cut[0] = False
-            out[order[cut]] = True
-        logits[i, out] = float("-inf")
+    logits[indices] = logits[indices].masked_fill(out, float("-inf"))
     return logits
 
 
