@@ -76,7 +76,7 @@ def test_the_main_job(toy):
     planned = toy.plan(*ALL)
     words = [line.split() for line in planned.splitlines()]
     stats = {row[0]: int(row[1]) for row in words if len(row) == 2 and row[1].isdigit()}
-    made = {rule: n for rule, n in stats.items() if not rule.startswith("publish") and rule not in ("all", "total")}
+    made = {rule: stats[rule] for rule in ("data", "model", "train", "export", "evaluate", "report") if rule in stats}
     assert made == {"train": 1, "export": 1, "evaluate": 1, "report": 1}
     file.write_text(file.read_text().replace("lr = 2e-3", "lr = 1e-3"))
 
