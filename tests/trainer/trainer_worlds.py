@@ -1,21 +1,20 @@
-"""Worlds for tests: one rank in this process, or ranks in forked processes that can be killed for real.
+"""Worlds for tests: one rank in this process, or ranks in processes of their own that can be killed for real.
 
-Forking keeps what is imported, so a rank starts in milliseconds. The parent runs torch with one thread, so nothing of
-it is lost in a fork.
+Ranks are forked from a server that has imported the trainer and has never run anything, so they start at once and
+inherit no threads.
 """
 
+import multiprocessing
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from loguru import logger
 
 from rlmake.core import log
 from rlmake.core.errors import UserError
@@ -25,6 +24,8 @@ from rlmake.trainer import world as worlds
 from rlmake.trainer.training import prepare
 
 torch.set_num_threads(1)
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["trainer_worlds", "rlmake.trainer.sft", "rlmake.trainer.rl"])
 
 
 @contextmanager
@@ -37,53 +38,46 @@ def one_rank() -> Iterator[worlds.World]:
         world.close()
 
 
+def rank_main(rank: int, count: int, port: int, train: Callable[..., int], config, attempt: int, output: str) -> None:
+    """One rank: what the modules' `main` does, behind a redirected output."""
+    out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ["PRL_ATTEMPT_CONFIG_DIR"] = str(Path(output).parent / "configs" / f"attempt_{attempt}")
+    if count > 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    log.setup("trainer", "info" if rank == 0 else "error")
+    ctx = RunContext.from_env(config.output_dir)
+    prepare(config)
+    world = worlds.start(gpu=False, threads=1)
+    try:
+        code = train(config, ctx, world, setup(config.monitors, "trainer", ctx, rank))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        code = error.exit_code
+    os._exit(code)
+
+
 class Ranks:
-    """`train(config, ctx, world, monitors) -> exit code` in as many forked processes; output in `<run>/log_<k>.txt`."""
+    """`train(config, ctx, world, monitors) -> exit code` in as many processes; output in `<run>/log_<attempt>.txt`."""
 
     def __init__(self, count: int, train: Callable[..., int], config, attempt: int = 1):
         self.log = Path(config.output_dir) / f"log_{attempt}.txt"
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.touch()
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
-        sys.stdout.flush()
-        self.pids = [self._fork(rank, count, port, train, config, attempt) for rank in range(count)]
-        self.codes: dict[int, int] = {}
-
-    def _fork(self, rank: int, count: int, port: int, train, config, attempt: int) -> int:
-        if pid := os.fork():
-            return pid
-        code = 1
-        try:
-            out = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(out, 1), os.dup2(out, 2)
-            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count)}
-            os.environ["PRL_ATTEMPT_CONFIG_DIR"] = str(self.log.parent / "configs" / f"attempt_{attempt}")
-            if count > 1:
-                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            log.setup("trainer", "info" if rank == 0 else "error")
-            ctx = RunContext.from_env(config.output_dir)
-            prepare(config)
-            world = worlds.start(gpu=False, threads=1)
-            code = train(config, ctx, world, setup(config.monitors, "trainer", ctx, rank))
-        except UserError as error:
-            logger.error(f"error: {error}")
-            code = error.exit_code
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+        arguments = (count, port, train, config, attempt, str(self.log))
+        self.processes = [FORKS.Process(target=rank_main, args=(rank, *arguments)) for rank in range(count)]
+        for process in self.processes:
+            process.start()
 
     def alive(self) -> bool:
-        for pid in set(self.pids) - self.codes.keys():
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                self.codes[pid] = os.waitstatus_to_exitcode(status)
-        return len(self.codes) < len(self.pids)
+        return any(process.exitcode is None for process in self.processes)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 200.0) -> None:
         """Until the condition holds or all ranks have ended."""
         end = time.monotonic() + seconds
         while not condition() and self.alive():
@@ -91,22 +85,22 @@ class Ranks:
             time.sleep(0.005)
 
     def signal(self, number: int) -> None:
-        for pid in self.pids:
-            os.kill(pid, number)
+        for process in self.processes:
+            os.kill(process.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to every rank, and reap them."""
-        for pid in set(self.pids) - self.codes.keys():
-            os.kill(pid, signal.SIGKILL)
-        while self.alive():
-            time.sleep(0.005)
+        """SIGKILL to every rank that is left."""
+        for process in self.processes:
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
 
-    def finish(self, code: int = 0, seconds: float = 120.0) -> str:
+    def finish(self, code: int = 0, seconds: float = 200.0) -> str:
         """Wait for the end; the log. Fails, with the log, when an exit code is another."""
         try:
             self.wait_until(lambda: False, seconds)
         finally:
             self.kill()
-        text = self.log.read_text()
-        assert set(self.codes.values()) == {code}, (self.codes, text[-4000:])
+        text, codes = self.log.read_text(), {process.exitcode for process in self.processes}
+        assert codes == {code}, (codes, text[-4000:])
         return text

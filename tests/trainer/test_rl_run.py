@@ -1,0 +1,246 @@
+"""The RL loop against a small orchestrator in this process: real transport, real weights, real checkpoints.
+
+The orchestrator's part is played by a thread that serves every version (so its log-probabilities come from the weights
+that the trainer broadcast), ships one batch per step, and writes its half of the checkpoints.
+"""
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_sft_run import ledger, tensors
+from trainer_worlds import Ranks
+
+from rlmake import checkpoint as records
+from rlmake.config import TrainerConfig, parse
+from rlmake.core.rundir import RunContext, step_dir
+from rlmake.models import exact, loading
+from rlmake.models.logprobs import score
+from rlmake.monitors import read
+from rlmake.trainer import rl
+from rlmake.transport import Batch, LossCounts, MicroBatch, WeightReceiver, open_sender
+
+STEPS = 6
+
+
+class Orchestrator(threading.Thread):
+    """Serves versions and ships the batches of `first` … `last`; `spoil(step, micro_batch)` may change one."""
+
+    def __init__(self, config: TrainerConfig, ranks: int, attempt: int, first: int, last: int, spoil=None):
+        super().__init__(daemon=True)
+        base = RunContext.from_env(config.output_dir)
+        self.ctx = RunContext(**{**vars(base), "attempt": attempt})
+        self.config, self.ranks, self.first, self.last, self.spoil = config, ranks, first, last, spoil
+        self.model = loading.load(config.model.name, attn=exact.NAME)
+        self.served: list[int] = []
+        self.failure: BaseException | None = None
+        self.stop = False
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self.failure = error
+
+    def _run(self) -> None:
+        receiver, sender = (
+            WeightReceiver(self.ctx.run_dir, self.ctx),
+            open_sender(self.config.rollout_transport, self.ctx),
+        )
+        version = self.first - 2
+        while not self.stop and version < self.last:
+            if (offered := receiver.poll(version)) is None:
+                time.sleep(0.005)
+                continue
+            receiver.ack(offered)
+            while not (receiver.finished(offered) or self.stop):  # the trainer may have been killed in between
+                time.sleep(0.005)
+            if self.stop:
+                break
+            loading.assign(self.model, loading.read_weights(receiver.wait_finished(offered)), "broadcast")
+            version = offered
+            self.served.append(version)
+            if version < self.last:
+                sender.send([self.batch(version + 1, rank) for rank in range(self.ranks)])
+                self.halve(version + 1)
+        sender.close()
+
+    def halve(self, step: int) -> None:
+        """Our half of every step: the trainer may be asked to save any."""
+        with records.writing(step_dir(self.ctx.run_dir, step), "orchestrator") as half:
+            (half / "state.json").write_text("{}")
+
+    def batch(self, step: int, rank: int) -> Batch:
+        whole = [[self.row(step, r, i) for i in range(2)] for r in range(self.ranks)]
+        counts = LossCounts(rl=float(sum(int(row.loss_mask.sum()) for rows in whole for row in rows)))
+        ids = [sample for rows in whole for row in rows for sample in row.sample_ids]
+        context = self.ctx
+        return Batch(1, context.run_id, context.attempt, step, rank, self.ranks, counts, ids, whole[rank])
+
+    def row(self, step: int, rank: int, index: int) -> MicroBatch:
+        """Three sequences with advantages; log-probabilities by the served weights."""
+        g = np.random.default_rng([step, rank, index])
+        lens = g.integers(5, 30, 3).tolist()
+        ids = g.integers(3, 300, sum(lens)).astype(np.int32)
+        positions = np.concatenate([np.arange(n) for n in lens]).astype(np.int32)
+        mask = positions >= 3
+        temperatures = np.full(len(ids), 0.8, dtype=np.float32)
+        with torch.no_grad():
+            row = torch.from_numpy(ids.astype(np.int64))
+            hidden = exact.packed_forward(
+                self.model, row[None], torch.from_numpy(positions.astype(np.int64))[None], lens
+            )
+            logp = score(hidden[:-1], self.model.lm_head.weight, row[1:], torch.from_numpy(temperatures)[1:])
+        made = MicroBatch(
+            input_ids=ids,
+            position_ids=positions,
+            loss_mask=mask,
+            advantages=g.normal(size=len(ids)).astype(np.float32),
+            inference_logprobs=np.where(mask, np.concatenate([[0.0], logp.numpy()]), 0.0).astype(np.float32),
+            temperatures=temperatures,
+            sequence_lengths=lens,
+            env_names=["a", "b", "a"],
+            sample_ids=[f"{step}/{rank}/{index}/{i}" for i in range(3)],
+        )
+        if self.spoil:
+            self.spoil(step, made)
+        return made
+
+
+@pytest.fixture
+def config(model_dir):
+    def make(run_dir: Path, **keys) -> TrainerConfig:
+        raw = {
+            "model": {"name": str(model_dir)},
+            "device": "cpu",
+            "cpu_threads": 1,
+            "optim": {"lr": 1e-2},
+            "ckpt": {"interval": 2},
+            "max_steps": STEPS,
+            "output_dir": str(run_dir),
+            "weight_broadcast": {"type": "filesystem", "timeout": 60},
+            "rollout_transport": {"type": "filesystem"},
+        }
+        return parse(TrainerConfig, raw | keys)
+
+    return make
+
+
+def run(
+    config: TrainerConfig, ranks: int = 1, attempt: int = 1, first: int = 1, code: int = 0, spoil=None, meanwhile=None
+):
+    process = Ranks(ranks, rl.train, config, attempt)
+    orchestrator = Orchestrator(config, ranks, attempt, first, config.max_steps, spoil)
+    orchestrator.start()
+    try:
+        if meanwhile:
+            meanwhile(process)
+        log = process.finish(code) if code is not None else process.kill()
+    finally:
+        orchestrator.stop = True
+        orchestrator.join(timeout=30)
+    assert orchestrator.failure is None, orchestrator.failure
+    return log, orchestrator
+
+
+def trace(run_dir: Path) -> list[tuple[float, ...]]:
+    keys = ("loss/mean", "optim/grad_norm", "entropy/all/mean", "mismatch_kl/all/max", "is_masked/mean")
+    rows = [row.metrics for row in read(run_dir) if row.producer == "trainer"]
+    return [tuple(row[key] for key in keys) for row in rows if "loss/mean" in row]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_and_resumed_is_the_uninterrupted_run(config, tmp_path, ranks):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    log, orchestrator = run(config(straight), ranks)
+    assert orchestrator.served == list(range(STEPS + 1)), "every version once, v0 before the first batch"
+    assert "exact with" in log and "NOT" not in log
+    assert log.count("SUCCESS") == STEPS and "| Entropy " in log and "| Mismatch KL 0.0000" in log
+
+    complete = killed / "checkpoints" / "step_2" / "COMPLETE"
+    run(config(killed), ranks, code=None, meanwhile=lambda process: process.wait_until(complete.exists))
+    step = records.newest(killed)
+    assert step is not None and 2 <= step < STEPS
+    records.prune_future(killed, step)
+    resumed = config(killed, resume={"step": step})
+    _, orchestrator = run(resumed, ranks, attempt=2, first=step + 1)
+    assert orchestrator.served == list(range(step, STEPS + 1)), "the loaded version is offered before the first wait"
+
+    a, b = tensors(straight, STEPS), tensors(killed, STEPS)
+    assert [key for key in a if not torch.equal(a[key], b[key])] == []
+    assert trace(straight) == trace(killed) and len(trace(killed)) == STEPS
+    assert [row["ledger"] for row in ledger(straight).values()] == [row["ledger"] for row in ledger(killed).values()]
+    assert all(kl == 0.0 for _, _, _, kl, _ in trace(straight)), "trainer and sampler agree bit for bit"
+
+
+def test_what_is_broadcast_is_what_is_saved(config, tmp_path):
+    run(config(tmp_path / "run", max_steps=2))
+    folder = tmp_path / "run" / "broadcasts"
+    assert sorted(path.name for path in folder.iterdir()) == ["step_1", "step_2"], "older ones are removed"
+    saved = tensors(tmp_path / "run", 2)
+    for name, tensor in loading.read_weights(folder / "step_2").items():
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, saved[f"model.{name}"])
+    state = records.read(step_dir(tmp_path / "run", 2))
+    assert state["policy_version"] == 2 and {entry["half"] for entry in state["files"]} == {"trainer", "orchestrator"}
+
+
+def test_metrics_have_the_pages_names(config, tmp_path):
+    run(config(tmp_path / "run", max_steps=1))
+    row = next(row.metrics for row in read(tmp_path / "run") if row.producer == "trainer")
+    wanted = {"loss/mean", "loss/rl", "is_masked/mean", "kl_ent_ratio/mean", "optim/lr", "optim/grad_norm"}
+    wanted |= {f"{name}/{env}/{stat}" for name in ("entropy", "mismatch_kl") for env in ("all", "a", "b")
+               for stat in ("mean", "median", "std", "min", "max")}  # fmt: skip
+    wanted |= {"perf/throughput", "perf/throughput_per_gpu", "perf/peak_memory", "unmasked_mismatch_kl/mean"}
+    wanted |= {
+        f"time/{name}" for name in ("step", "wait_for_batch", "load_data", "forward_backward", "broadcast_weights")
+    }
+    wanted |= {"time/save_ckpt"}
+    assert wanted <= row.keys(), wanted - row.keys()
+
+
+@pytest.mark.parametrize("loss", ["icepop", "ipo"])
+def test_a_log_probability_that_is_not_a_number_stops_the_run(config, tmp_path, loss):
+    """Also where the trust region would have masked the token away without a word."""
+
+    def spoil(step: int, row: MicroBatch) -> None:
+        if step == 3:
+            row.inference_logprobs[np.flatnonzero(row.loss_mask)[0]] = np.nan
+
+    path = tmp_path / "run"
+    log, _ = run(config(path, loss={"type": loss}), code=76, spoil=spoil)
+    assert json.loads((path / "diverged.json").read_text())["step"] == 3
+    assert "step 3 diverged" in log and records.newest(path) == 2
+
+
+def test_asked_to_leave_it_saves_and_leaves_with_75(config, tmp_path):
+    path = tmp_path / "run"
+    metrics = path / "monitors" / "file" / "metrics.jsonl"
+
+    def leave(process: Ranks) -> None:
+        process.wait_until(lambda: metrics.exists() and metrics.read_text().count("loss/mean") >= 1)
+        process.signal(signal.SIGUSR1)
+
+    _, orchestrator = run(config(path, max_steps=200), code=75, meanwhile=leave)
+    step = records.newest(path)
+    assert step == max(ledger(path)) and orchestrator.served[-1] == step
+
+
+def test_counts_that_do_not_fit_the_rows_are_refused(config, tmp_path):
+    class Wrong(Orchestrator):
+        def batch(self, step, rank):
+            made = super().batch(step, rank)
+            made.counts.rl += 1
+            return made
+
+    process = Ranks(1, rl.train, settings := config(tmp_path / "run", max_steps=1))
+    orchestrator = Wrong(settings, 1, 1, 1, 1)
+    orchestrator.start()
+    log = process.finish(code=1)
+    orchestrator.stop = True
+    orchestrator.join(timeout=30)
+    assert "its counts" in log and "Traceback" not in log
