@@ -19,6 +19,7 @@ TRAINER_DEFAULTS = {
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}] ",
 }
 INFERENCE_DEFAULTS = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # the engine shares its cores with environments; waiting threads must not hold them
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
     "VLLM_ENGINE_READY_TIMEOUT_S": "4200",
