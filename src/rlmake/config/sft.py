@@ -57,7 +57,7 @@ class SFTDataConfig(_Rows):
     probabilities: list[float] | None = semantic(None, "Shares of the mixed parts.")
     stopping_strategy: Literal["all_exhausted", "first_exhausted"] = semantic("all_exhausted", "When a pass ends.")
     shuffle: bool = semantic(True, "Shuffle each epoch.")
-    num_workers: int = runtime(1, "Processes that prepare rows.", ge=0)
+    num_workers: int = runtime(1, "Threads that prepare rows ahead; 0: the trainer itself, when it needs them.", ge=0)
     loss_mask: LossMask = group(LossMask, "Whose messages train.")
     columns: Columns = group(Columns, "Names of the columns.")
 
