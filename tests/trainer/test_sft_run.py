@@ -14,9 +14,11 @@ from trainer_worlds import Ranks
 
 from rlmake import checkpoint as records
 from rlmake.config import SFTConfig, dump, parse
+from rlmake.core.rundir import RunContext
 from rlmake.models.renderer import CHATML
 from rlmake.monitors import read
 from rlmake.trainer import sft
+from rlmake.trainer.training import Training
 
 STEPS, KILL_BEHIND = 8, 4
 
@@ -166,6 +168,22 @@ def test_another_data_set_is_refused_unless_its_state_is_skipped(config, tmp_pat
     assert "is not the data set that the checkpoint was made with" in run(config(path, **other), attempt=2, code=2)
     run(config(path, ckpt={"skip_dataloader": True}, **other), attempt=3)
     assert ledger(path)[3]["samples"][0].startswith("0/")
+
+
+def test_a_run_of_the_build_skips_nothing_when_it_continues_itself(config, tmp_path, monkeypatch):
+    """Or a kill would make it another run; a fork, and a run started directly, skip what is asked."""
+    path, fork = tmp_path / "run", tmp_path / "fork"
+    skips = {"interval": 1, "skip_progress": True, "skip_optimizer": True}
+    run(config(path, max_steps=2, scheduler=CONSTANT))
+    run(config(fork, max_steps=3, scheduler=CONSTANT, ckpt=skips, resume={"dir": f"{path}/checkpoints/step_2"}))
+    samples = trace(path)[-1][3]
+    assert trace(fork)[0][3] < samples, "the totals of a fork count anew"
+    monkeypatch.setenv("RLMAKE_FINGERPRINT", "0" * 16)
+    training = object.__new__(Training)
+    for resume, skipped in (({"step": 2}, False), ({"dir": "x/step_2"}, True)):
+        training.config = config(path, ckpt=skips, resume=resume)
+        training.ctx = RunContext.from_env(path)
+        assert training.skips("optimizer") is skipped
 
 
 def test_the_module_is_started_as_the_launcher_does(config, tmp_path):

@@ -32,8 +32,8 @@ def train(config: SFTConfig, ctx: RunContext, world: worlds.World, monitors: Mon
     loader = make_loader(config, config.data, training)
     validation = make_loader(config, config.val.data, training, epochs=1) if config.val else None
     state = training.resume()
-    if state is not None and not (config.ckpt and config.ckpt.skip_dataloader):
-        loader.load(state["loader"])
+    if state is not None and not training.skips("dataloader"):
+        loader.load(state["loader"], totals=not training.skips("progress"))
     if validation is not None and config.val.eval_on_start and training.step == 0:
         monitors.log(0, validate(training, validation))
     while not training.done():

@@ -65,10 +65,9 @@ class Training:
         """
         if self.config.resume is None:
             return None
-        asked, skip, run_dir = self.config.resume, self.config.ckpt, self.ctx.run_dir
+        asked, run_dir = self.config.resume, self.ctx.run_dir
         folder = Path(self.world.on_master(lambda: str(records.resume_point(run_dir, asked.step, asked.dir))))
-        skip_optimizer = skip is not None and skip.skip_optimizer
-        checkpoint.load(folder, self.policy.named(), None if skip_optimizer else self.optimizer, self.world)
+        checkpoint.load(folder, self.policy.named(), None if self.skips("optimizer") else self.optimizer, self.world)
         state = checkpoint.read_state(folder)
         self.step = state["step"]
         self.ledger = Ledger(self.ctx, state["ledger"], write=self.world.master)
@@ -81,6 +80,16 @@ class Training:
             )
         logger.info(f"resumed from {folder}, step {self.step}")
         return state
+
+    def skips(self, what: str) -> bool:
+        """Whether `ckpt.skip_<what>` counts: when forking, and when a run that was started directly is resumed.
+
+        A run of the build that resumes itself after a kill loads everything, or it would not be the same run.
+        """
+        ours = self.config.resume is not None and self.config.resume.dir is None
+        if self.config.ckpt is None or (ours and self.ctx.fingerprint is not None):
+            return False
+        return getattr(self.config.ckpt, f"skip_{what}")
 
     def update(self, loss: float, not_a_number: int) -> dict[str, float]:
         """Clip, check, take the optimizer's step `self.step + 1`. Raises `Diverged` on every rank, weights untouched.

@@ -141,8 +141,8 @@ class SFTLoader:
             "tokens": dict(self._tokens),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. Another data set than the one it was saved with is refused."""
+    def load(self, state: dict[str, Any], totals: bool = True) -> None:
+        """Continue from `state`, with its `totals` or counting anew. Another data set than its own is refused."""
         if state["schema"] != SCHEMA:
             raise UserError(f"state of the data loader: schema {state['schema']}, this version reads {SCHEMA}")
         if state["data"] != self.identity:
@@ -153,7 +153,8 @@ class SFTLoader:
         self._begin(state["epoch"], state["position"])
         self._packer.pool = [self.documents.refetch(epoch, index) for epoch, index in state["pool"]]
         self.documents.skipped = dict(state["skipped"])
-        self._samples, self._tokens = Counter(state["samples"]), Counter(state["tokens"])
+        if totals:
+            self._samples, self._tokens = Counter(state["samples"]), Counter(state["tokens"])
 
     def close(self) -> None:
         self._fetcher.close()
