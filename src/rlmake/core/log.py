@@ -7,7 +7,7 @@ from loguru import logger
 
 
 def setup(component: str, level: str | None = None, json_logging: bool = False) -> None:
-    """Log to stderr, line by line. `level` falls back to `$PRIME_LOG_LEVEL`, then `info`. Colours only on a terminal."""
+    """Log to stderr, line by line, coloured on a terminal. `level` falls back to `$PRIME_LOG_LEVEL`, then `info`."""
     level = (level or os.environ.get("PRIME_LOG_LEVEL") or "info").upper()
     colours = os.environ.get("LOGURU_FORCE_COLORS") == "1" or sys.stderr.isatty()
     logger.remove()

@@ -1,9 +1,9 @@
 """The run directory: where everything of a run lies, and the facts a process of the run needs to know about it.
 
-    <run>/configs/attempt_<n>/{command.txt,<entry>.toml,resolved/*.json}   configs/latest -> attempt_<n>
-    <run>/logs/attempt_<n>/…                                              logs/latest -> attempt_<n>
-    <run>/checkpoints/step_<n>/{trainer/,orchestrator/,COMPLETE}
-    <run>/broadcasts/step_<n>/    <run>/batches/step_<n>/    <run>/monitors/file/metrics.jsonl    <run>/run.json
+<run>/configs/attempt_<n>/{command.txt,<entry>.toml,resolved/*.json}   configs/latest -> attempt_<n>
+<run>/logs/attempt_<n>/…                                              logs/latest -> attempt_<n>
+<run>/checkpoints/step_<n>/{trainer/,orchestrator/,COMPLETE}
+<run>/broadcasts/step_<n>/    <run>/batches/step_<n>/    <run>/monitors/file/metrics.jsonl    <run>/run.json
 """
 
 import os
