@@ -19,7 +19,6 @@ TRAINER_DEFAULTS = {
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}] ",
 }
 INFERENCE_DEFAULTS = {
-    "OMP_WAIT_POLICY": "PASSIVE",  # the engine shares its cores with environments; waiting threads must not hold them
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
     "VLLM_ENGINE_READY_TIMEOUT_S": "4200",
@@ -67,6 +66,9 @@ def environment(
     }
     if threads is not None:
         env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
+        # Cores are shared by the processes of a run, and with whatever else runs there: a thread that waits must not
+        # hold one. Spinning ones made steps many times as long on a busy machine.
+        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env.pop(FINGERPRINT, None)
     if ctx.fingerprint:
         env[FINGERPRINT] = ctx.fingerprint
