@@ -40,6 +40,8 @@ UNBUILT = [
     Unbuilt("monitors.prime", "the Prime monitor is not built yet"),
     Unbuilt("model.lora", "LoRA is not built yet"),
     Unbuilt("model.cp", "context parallelism is not built yet", accept=(1, "1")),
+    Unbuilt("model.dp_replicate", "replicated sharding is not tried yet", accept=(1, "1")),
+    Unbuilt("model.fsdp_cpu_offload", "offloading of parameters is not tried yet"),
     Unbuilt("model.ep", "expert parallelism is not built yet", accept=("auto", 1, "1")),
     Unbuilt("model.ac.mode", "selective recomputation is not built yet; use 'full'", refuse=("selective",)),
     Unbuilt("model.ac.targets", "selective recomputation is not built yet"),
