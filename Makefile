@@ -17,12 +17,16 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Data, model, SFT, RL, export, evaluation and report of experiments/reverse-text, on this machine's CPU.
 demo: env
-	@$(BIN)/snakemake -c $(CORES) outputs/reverse-text/rl/weights outputs/reverse-text/rl/evals/reverse-text \
-		outputs/reverse-text/sft/evals/reverse-text outputs/reverse-text/rl/report.html --quiet rules host
+	@$(BIN)/snakemake -c $(CORES) all --quiet rules host
 	@$(BIN)/rlmake summary reverse-text/rl --before reverse-text/sft --suite reverse-text
 
 test: env
 	$(BIN)/python -m pytest tests
+
+# Ratios against named peers, measured in one run; see docs/benchmarks.md.
+bench: env
+	$(BIN)/python benchmarks/bench_exact.py
+	$(BIN)/python benchmarks/bench_engine.py
 
 lint: env
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/snakefmt --check Snakefile rules

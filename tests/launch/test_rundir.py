@@ -165,3 +165,22 @@ def test_run_id_is_kept_over_attempts(tmp_path, monkeypatch):
     monkeypatch.setenv("PRL_RUN_ID", "given")
     assert rundir.run_id(run, "rl", "run") == first
     assert rundir.run_id(tmp_path / "other", "rl", "other") == "given"
+
+
+def test_a_dry_run_keeps_out_of_what_a_build_made_and_minds_clean(tmp_path):
+    """It writes configs/, so it is refused wherever the run itself would be."""
+    run = tmp_path / "out" / "built"
+    run.mkdir(parents=True)
+    store = tmp_path / "store"
+    (store / "configs").mkdir(parents=True)
+    (run / "configs").symlink_to(store / "configs")
+    with pytest.raises(UserError, match="belongs to the build"):
+        rundir.check_free(run, None, resume=False)
+    with pytest.raises(UserError, match="--clean: refused"):
+        rundir.check_clean(run, tmp_path / "out")
+    other = tmp_path / "out" / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"no run\.json"):
+        rundir.check_clean(other, tmp_path / "out")
+    assert (other / "notes.txt").exists()

@@ -18,10 +18,6 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
     log.setup("launcher", cfg.log.level, cfg.log.json_logging)
     name = cfg.run.name or cfg.auto_name(rundir.short_id())
     run_dir = Path(cfg.output_dir) / (cfg.run.dir or name)
-    if cfg.dry_run:
-        _dry_run(kind, cfg, run_dir, argv, files)
-        return
-    check_built(cfg, files)
     training = not isinstance(cfg, EvalConfig)
     external = train.checkpoint_folder(cfg) if training else None
     checkpoints = Path(external) if external else None
@@ -30,8 +26,16 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
     if continues and not (cfg.run.name or cfg.run.dir):
         raise ConfigError(Fault("needs the run to go on with: give its run.name", "resume"))
     if cfg.clean:
+        rundir.check_clean(run_dir, Path(cfg.output_dir), checkpoints)
+    else:
+        rundir.check_free(run_dir, checkpoints, resume=continues)
+    if cfg.dry_run:
+        _dry_run(kind, cfg, run_dir, argv, files)
+        return
+    check_built(cfg, files)
+    if cfg.clean:
         rundir.clean(run_dir, Path(cfg.output_dir), checkpoints)
-    rundir.check_free(run_dir, checkpoints, resume=continues)
+        rundir.check_free(run_dir, checkpoints, resume=continues)
     run_dir.mkdir(parents=True, exist_ok=True)
     if training:
         given = {"resume": resume, "fingerprint": None, "run_name": name}

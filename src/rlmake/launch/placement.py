@@ -41,6 +41,15 @@ def gpu_ids(count: int, skip: int = 0) -> list[str]:
     return ids[skip : skip + count]
 
 
+def require_gpus(count: int) -> None:
+    """Raises `UserError` when GPUs are wanted on a host that has no device of any kind that torch can use."""
+    if count and not any(Path("/dev").glob("nvidia[0-9]*")) and not any(map(os.path.exists, ("/dev/kfd", "/dev/dxg"))):
+        raise UserError(
+            f"deployment: {count} GPUs are wanted and this host has none; "
+            "deployment.num_train_gpus = 0 and deployment.num_infer_gpus = 0 run on the CPU"
+        )
+
+
 def environment(
     ctx: RunContext,
     *layers: Mapping[str, str],

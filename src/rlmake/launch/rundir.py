@@ -46,11 +46,9 @@ def check_free(run_dir: Path, checkpoints: Path | None, resume: bool) -> None:
         raise UserError(f"ckpt.output_dir: {checkpoints} is not empty; use --resume, --clean or another folder")
 
 
-def clean(run_dir: Path, output_dir: Path, checkpoints: Path | None = None) -> None:
-    """Delete what an earlier direct run left in its directory (and in its external checkpoint folder).
-
-    Refused: while NEVER_CLEAN is set, outside `output_dir`, through links, and where there is anything that was not
-    started directly (no `run.json`): what a build made is not ours to delete. `launcher/` stays, it holds the lock.
+def check_clean(run_dir: Path, output_dir: Path, checkpoints: Path | None = None) -> None:
+    """What `--clean` refuses (`UserError`): to delete while NEVER_CLEAN is set, outside `output_dir`, through links, or
+    where there is anything that was not started directly (no `run.json`): what a build made is not ours to delete.
     """
     if os.environ.get("NEVER_CLEAN", "0").lower() not in ("", "0", "false", "no"):
         raise UserError("--clean: refused, since NEVER_CLEAN is set")
@@ -66,6 +64,15 @@ def clean(run_dir: Path, output_dir: Path, checkpoints: Path | None = None) -> N
         foreign = [p.name for p in _entries(checkpoints) if not re.fullmatch(r"(abandoned-\d+-)?step_\d+", p.name)]
         if foreign or checkpoints.is_symlink():
             raise UserError(f"--clean: refused, ckpt.output_dir {checkpoints} holds {(foreign or ['a link'])[0]}")
+
+
+def clean(run_dir: Path, output_dir: Path, checkpoints: Path | None = None) -> None:
+    """Delete what an earlier direct run left in its directory (and in its external checkpoint folder).
+
+    Raises `UserError` as `check_clean` does. `launcher/` stays, it holds the lock.
+    """
+    check_clean(run_dir, output_dir, checkpoints)
+    if checkpoints is not None and not _strictly_inside(checkpoints, run_dir):
         shutil.rmtree(checkpoints, ignore_errors=True)
     for path in _entries(run_dir):
         if path.is_dir():

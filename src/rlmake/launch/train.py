@@ -14,7 +14,7 @@ from rlmake.core.rundir import RunContext
 from rlmake.launch import rundir
 from rlmake.launch.attempt import Attempt, allocate, record
 from rlmake.launch.components import Components, check_port
-from rlmake.launch.placement import gpu_ids
+from rlmake.launch.placement import gpu_ids, require_gpus
 from rlmake.launch.progress import Display
 from rlmake.launch.resume import Resume, Start, link_checkpoints, starting_point
 from rlmake.launch.supervise import Supervisor, kill_leftovers
@@ -99,8 +99,10 @@ def preflight(cfg: TrainConfig) -> None:
         if cfg.inference is not None:
             check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
         gpu_ids(place.num_train_gpus, skip=_inference_gpus(cfg))
+        require_gpus(place.num_train_gpus + _inference_gpus(cfg))
     else:
         gpu_ids(place.num_train_gpus)
+        require_gpus(place.num_train_gpus)
 
 
 def open_attempt(

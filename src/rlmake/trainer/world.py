@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlmake.core.errors import ConfigError, Fault, RunFailed
+from rlmake.core.errors import ConfigError, Fault, RunFailed, UserError
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ def start(*, gpu: bool, threads: int, dp_replicate: int = 1, timeout_s: float = 
     if size % dp_replicate:
         raise ConfigError(Fault(f"{dp_replicate} does not divide the {size} ranks", "trainer.model.dp_replicate"))
     if gpu:
+        if not torch.cuda.is_available():
+            raise UserError("no GPU here that torch can use; deployment.num_train_gpus = 0 trains on the CPU")
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     else:
