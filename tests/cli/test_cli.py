@@ -123,3 +123,28 @@ def test_a_configured_port_in_use_is_one_clear_line(project, argv):
     assert done.stderr.splitlines()[-1].endswith(
         f"server.port: 127.0.0.1:{port} is already in use; choose another port, or 0 for any free one"
     )
+
+
+def test_a_missing_file_is_said_before_anything_starts(tmp_path, monkeypatch):
+    """One line with the key, and no run directory."""
+    from rlmake.config import SFTConfig, parse
+    from rlmake.core.errors import ConfigError
+    from rlmake.launch import direct
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    raw = {
+        "model": {"name": "./folder"},
+        "data": {"name": "nothere.jsonl"},
+        "renderer": {"name": "qwen3"},
+        "max_steps": 1,
+        "deployment": {"num_train_gpus": 0},
+        "run": {"name": "x"},
+    }
+    with pytest.raises(ConfigError) as error:
+        direct.launch("sft", parse(SFTConfig, raw), ["sft"], [])
+    assert sorted(str(error.value).splitlines()) == [
+        "data.name: nothere.jsonl: no such file or directory",
+        "model.name: ./folder: not a model directory, it has no config.json",
+    ]
+    assert not (tmp_path / "outputs").exists()

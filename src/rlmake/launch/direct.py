@@ -1,5 +1,6 @@
 """Runs started directly (`rl @ file.toml`), not by the build: name and directory, guard, --clean, --dry-run."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from rlmake.core.errors import ConfigError, Fault
 from rlmake.launch import evaluate, rundir, train
 
 DirectConfig = SFTConfig | RLConfig | EvalConfig
+POINTS_AT = re.compile(r"(^|\.)((?P<model>model\.name|vllm\.model)|data\.name|env\..*\.path)$")
+LOCAL = re.compile(r"^[./~]|/.*/|\.(jsonl|json|parquet|arrow|csv|txt)$")  # no hub id looks like this
 
 
 def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
@@ -60,8 +63,26 @@ def check_built(cfg: DirectConfig, files: Sequence[Path]) -> None:
         if names.is_output(value) and not key.startswith(("run.", "output_dir")) and not Path(value).exists():
             missing[value] = min(missing.get(value, key), key, key=lambda k: k.count("."))
     text = "{} is not built yet; build it with: snakemake -c all {}"
-    if faults := [Fault(text.format(value, target_of(value)), key, where) for value, key in missing.items()]:
+    faults = [Fault(text.format(value, target_of(value)), key, where) for value, key in missing.items()]
+    faults += [Fault(fault, key, where) for fault, key in _local_faults(cfg).items()]
+    if faults:
         raise ConfigError(faults)
+
+
+def _local_faults(cfg: DirectConfig) -> dict[str, str]:
+    """`{fault: its shortest key}` of local files and model directories that a start would only trip over."""
+    found: dict[str, str] = {}
+    for key, value in _strings(dump(cfg)):
+        if names.is_output(value) or not (match := POINTS_AT.search(key)):
+            continue
+        path, fault = Path(value).expanduser(), None
+        if LOCAL.search(value) and not path.exists():
+            fault = f"{value}: no such file or directory"
+        elif match["model"] and path.is_dir() and not (path / "config.json").is_file():
+            fault = f"{value}: not a model directory, it has no config.json"
+        if fault:
+            found[fault] = min(found.get(fault, key), key, key=lambda k: k.count("."))
+    return found
 
 
 def target_of(value: str) -> str:
