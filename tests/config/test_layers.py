@@ -149,7 +149,6 @@ def test_a_file_below_a_key(write):
 
 
 def test_json_and_yaml_files(write):
-    pytest.importorskip("yaml")
     write("a.json", '{"max_steps": 7, "ckpt": null}')
     write("a.yaml", "max_steps: 8\n")
     assert rl("@", "base.toml", "@", "a.json").max_steps == 7

@@ -169,8 +169,8 @@ def test_renderer_auto_knows_hub_ids():
 
 
 def test_hub_renderers_are_those_of_the_installed_package():
-    base = pytest.importorskip("renderers.base")
-    configs = pytest.importorskip("renderers.configs")
+    from renderers import base, configs
+
     from rlmake.config.renderer import NAMES, hub_renderers
 
     assert hub_renderers() == base.MODEL_RENDERER_MAP

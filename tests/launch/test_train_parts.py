@@ -14,7 +14,7 @@ from rlmake.core import procs
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import RunContext, step_dir
 from rlmake.launch.attempt import allocate
-from rlmake.launch.placement import environment, gpu_ids, torchrun
+from rlmake.launch.placement import environment, gpu_ids, require_gpus, torchrun
 from rlmake.launch.progress import Display, Follower
 from rlmake.launch.resume import Start, link_checkpoints, starting_point
 
@@ -159,3 +159,13 @@ def test_attempts_of_two_launches_at_once_differ(tmp_path):
     first = allocate(tmp_path)
     (tmp_path / "configs" / "attempt_2").mkdir()  # another launcher is at it, its log folder is not there yet
     assert (first.number, allocate(tmp_path).number) == (1, 3)
+
+
+def test_gpus_that_are_not_there_are_said_in_one_line(monkeypatch):
+    """And none are asked for on the CPU."""
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(()))
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    require_gpus(0)
+    with pytest.raises(UserError, match="2 GPUs are wanted and this host has none") as error:
+        require_gpus(2)
+    assert "\n" not in str(error.value)
