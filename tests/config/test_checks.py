@@ -117,6 +117,7 @@ RL = [
     # names and variables
     ({"run": {"name": "a b"}}, "run.name: 'a b' is no safe name"),
     ({"run": {"name": "-x"}}, "run.name: '-x' is no safe name"),
+    ({"run": {"name": "a\nb"}}, r"run.name: 'a\nb' is no safe name"),
     ({"run": {"dir": "../x"}}, "run.dir: '..' is no safe name"),
     ({"env_vars": {"PRL_RUN_ID": "x"}}, "env_vars.PRL_RUN_ID: is set by the launcher"),
     ({"trainer": {"env_vars": {"CUDA_VISIBLE_DEVICES": "0"}}}, "trainer.env_vars.CUDA_VISIBLE_DEVICES: is set by the launcher"),

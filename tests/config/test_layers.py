@@ -172,10 +172,17 @@ def test_extends_faults(write):
     write("a.toml", '[experiment]\nextends = ["b.toml"]\n')
     write("b.toml", '[experiment]\nextends = "a.toml"\n')
     assert "b.toml: experiment.extends: extends itself: a.toml → b.toml → a.toml" in faults("@", "a.toml")
+    assert not faults("@", "a.toml").startswith("/"), "files are named as they were given"
     write("c.toml", '[experiment]\nextends = ["gone.toml"]\n')
     assert faults("@", "c.toml") == "c.toml: experiment.extends: no such file: gone.toml (gone.toml)"
     write("d.toml", "[experiment]\nextends = [3]\n")
     assert "d.toml: experiment.extends: expected a file or a list of files" in faults("@", "d.toml")
+
+
+def test_words_that_are_no_option(write):
+    table = "--trainer.optim is a table: set its keys (--trainer.optim.lr …) or give a file"
+    assert table in faults("@", "base.toml", "--trainer.optim", "foo")
+    assert "'foo' belongs to no option; files are given as '@ foo'" in faults("@", "base.toml", "foo")
 
 
 def test_files_that_cannot_be_read(write):

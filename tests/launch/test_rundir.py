@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlmake.core.errors import RunFailed, UserError
-from rlmake.launch import rundir
+from rlmake.config import EvalConfig
+from rlmake.config.shared import RunConfig
+from rlmake.core.errors import ConfigError, RunFailed, UserError
+from rlmake.launch import direct, rundir
 from rlmake.launch.attempt import allocate, record
 
 
@@ -184,3 +186,20 @@ def test_a_dry_run_keeps_out_of_what_a_build_made_and_minds_clean(tmp_path):
     with pytest.raises(UserError, match=r"no run\.json"):
         rundir.check_clean(other, tmp_path / "out")
     assert (other / "notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("reverse-text/rl", "run.name: 'reverse-text/rl' belongs to the build"),
+        ("reverse-text", "run.name: 'reverse-text' belongs to the build"),
+        ("mine/weights", "run.name: 'weights' is reserved"),
+    ],
+)
+def test_a_direct_run_takes_no_place_of_the_build(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "experiments" / "reverse-text" / "rl.toml")
+    with pytest.raises(ConfigError) as refused:
+        direct.check_name(EvalConfig.model_construct(run=RunConfig(name=name), output_dir="outputs"))
+    assert str(refused.value).startswith(message)
+    direct.check_name(EvalConfig.model_construct(run=RunConfig(name="mine"), output_dir="outputs"))

@@ -160,8 +160,9 @@ def set_key(raw: Composed, dotted: str, value: Any, file: str) -> None:
 def load_layer(path: Path | str, chain: tuple[Path, ...] = ()) -> tuple[Composed, dict[str, Any]]:
     """`(file composed over what it extends, its own [experiment] table)`; the table is not in the first."""
     real = Path(path).resolve()
-    if real in chain:
-        names = " → ".join(str(item.name) for item in (*chain[chain.index(real) :], real))
+    reals = [item.resolve() for item in chain]
+    if real in reals:
+        names = " → ".join(item.name for item in (*chain[reals.index(real) :], real))
         raise ConfigError(Fault(f"extends itself: {names}", "experiment.extends", str(chain[-1])))
     data = read_file(path)
     experiment = data.pop("experiment", {})
@@ -176,7 +177,7 @@ def load_layer(path: Path | str, chain: tuple[Path, ...] = ()) -> tuple[Composed
         below = Path(path).parent / item
         if not below.is_file():
             raise ConfigError(Fault(f"no such file: {item} ({below})", "experiment.extends", str(path)))
-        layer, _ = load_layer(below, (*chain, real))
+        layer, _ = load_layer(below, (*chain, Path(path)))
         overlay(composed, layer, str(below))
     overlay(composed, data, str(path))
     return composed, experiment

@@ -13,7 +13,7 @@ def fault_of_segment(name: str) -> str | None:
         return "must not be empty"
     if len(name) > 200:
         return "must have at most 200 characters"
-    return f"'{name}' is no safe name: letters, digits and . _ + = , @ - are, not starting with . or -"
+    return f"{name!r} is no safe name: letters, digits and . _ + = , @ - are, not starting with . or -"
 
 
 def fault_of_path(path: str | None) -> str | None:

@@ -122,10 +122,30 @@ def _flags(cls: type[Config], flags: list[str]) -> dict[str, Any]:
     except _Captured as captured:
         return _typed(cls, captured.data)
     except ConfigFileError as error:
+        if stray := _stray(cls, error.message):
+            raise ConfigError(Fault(stray, file=COMMAND_LINE)) from None
         raise ConfigError(Fault(" ".join(error.message.split()), file=COMMAND_LINE)) from None
     except json.JSONDecodeError as error:
         raise ConfigError(Fault(f"not readable as JSON: {error.doc!r}: {error.msg}", file=COMMAND_LINE)) from None
     raise AssertionError("cli() validates the schema that it is given")
+
+
+def _stray(cls: type[Config], message: str) -> str | None:
+    """What is wrong about a word that is no option and no option's value; None where the fault is another."""
+    head, _, words = message.partition(": ")
+    if head != "Unrecognized arguments" or not words:
+        return None
+    if not words.startswith("-"):
+        return f"'{words}' belongs to no option; files are given as '@ {words}'"
+    option = words.split()[0]
+    inner: list[type[BaseModel]] = [cls]
+    for part in option[2:].replace("-", "_").split("."):
+        infos = [table.model_fields[part] for table in inner if part in table.model_fields]
+        inner = [table for info in infos for table in tables(info.annotation)]
+    if not inner:
+        return None
+    key = next(iter(inner[0].model_fields)).replace("_", "-")
+    return f"{option} is a table: set its keys ({option}.{key} …) or give a file ({option} @ file.toml)"
 
 
 def _typed(table: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:

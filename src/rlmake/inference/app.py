@@ -209,6 +209,7 @@ async def _unless_gone(request: Request, work: asyncio.Future) -> Any:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             work.cancel()
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody is left to hear it
             raise HTTPException(499, "the client has left")
         return await work
     finally:

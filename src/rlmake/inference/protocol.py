@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
 
 from rlmake.core.errors import nearest
 from rlmake.inference.engines.base import Refused
@@ -86,7 +86,7 @@ class GenerateSampling(SamplingFields):
 class GenerateRequest(Fields):
     """`POST /inference/v1/generate`: token ids in, token ids out."""
 
-    token_ids: list[int]
+    token_ids: list[StrictInt]
     sampling_params: GenerateSampling = Field(default_factory=GenerateSampling)
     model: str | None = None
     cache_salt: str | None = None
@@ -105,11 +105,21 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
 
+    @model_validator(mode="after")
+    def _text_only(self):
+        for index, message in enumerate(self.messages):
+            content = message.get("content")
+            for part in content if isinstance(content, list) else ():
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                if kind != "text":
+                    raise ValueError(f"messages.{index}.content: a part of type '{kind}'; this engine reads text only")
+        return self
+
 
 class CompletionRequest(SamplingFields):
     """`POST /v1/completions`; a prompt is text or token ids, or a list of either."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[StrictInt] | list[str] | list[list[StrictInt]]
     model: str | None = None
     logprobs: int | None = Field(None, ge=0, le=100)
     cache_salt: str | None = None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmake.build import names
+from rlmake.build.experiments import FOLDER as EXPERIMENTS
 from rlmake.config import EvalConfig, RLConfig, SFTConfig, dump
 from rlmake.core import log
 from rlmake.core.errors import ConfigError, Fault
@@ -21,6 +22,7 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
     log.setup("launcher", cfg.log.level, cfg.log.json_logging)
     name = cfg.run.name or cfg.auto_name(rundir.short_id())
     run_dir = Path(cfg.output_dir) / (cfg.run.dir or name)
+    check_name(cfg)
     training = not isinstance(cfg, EvalConfig)
     external = train.checkpoint_folder(cfg) if training else None
     checkpoints = Path(external) if external else None
@@ -45,6 +47,20 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
         train.run(kind, cfg, run_dir, argv=argv, files=files, **given)
     else:
         evaluate.run(cfg, None, run_dir, identity={"run": name}, argv=argv, files=files)
+
+
+def check_name(cfg: DirectConfig) -> None:
+    """A direct run may not take a place that is the build's: an experiment's, or inside a run's folder."""
+    for key in ("name", "dir"):
+        given = getattr(cfg.run, key)
+        if given is None:
+            continue
+        fault = names.fault_of_run(given)
+        declared = next((path for path in (EXPERIMENTS / f"{given}.toml", EXPERIMENTS / given) if path.exists()), None)
+        if fault is None and declared is not None and Path(cfg.output_dir) == Path(names.OUTPUTS):
+            fault = f"'{given}' belongs to the build ({declared}); choose another name"
+        if fault:
+            raise ConfigError(Fault(fault, f"run.{key}"))
 
 
 def _dry_run(kind: str, cfg: DirectConfig, run_dir: Path, argv: Sequence[str], files: Sequence[Path]) -> None:
