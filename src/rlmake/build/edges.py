@@ -100,8 +100,14 @@ class Edges:
             there = len(value) < 4096 and "\n" not in value and path.exists()
         except (OSError, ValueError):
             there = False
+        pinned = dict(leaves(self.raw)).get("source.blake3") if key == "source.path" else None
         if there and (required or model or data or path.is_file()):
-            return {"content": self.registry.cache.tree(path)}
+            content = self.registry.cache.tree(path)
+            if pinned is not None and content != pinned:
+                self._fault("source.blake3", f"{value} has another content, blake3 {content}")
+            return {"content": content}
+        if pinned is not None:  # to be fetched before the job runs, which checks it
+            return {"content": pinned}
         if optional:
             return value
         if required or value.startswith((".", "/", "~")) or value.count("/") > 1:

@@ -135,8 +135,6 @@ def _load_runs(file: Path, found: Experiments) -> None:
         return
     if fault := names.fault_of_run(name):
         found.faults.append(Fault(fault, file=str(file)))
-    if table.kind == "import":
-        raise ConfigError(Fault("kind 'import' is not built yet", key="experiment.kind", file=str(file)))
     evals = tuple(table.evals)
 
     def add(run_name: str, raw: dict[str, Any], cell: Cell | None = None) -> None:

@@ -19,7 +19,7 @@ from rlmake.core.jsonio import canonical, hash_bytes, hash_file, write_json
 SHIPPED = {
     "data": 1,  # rlmake.envs.data and the phrases it cuts
     "init": 1,  # rlmake.models.init
-    "import": 1,  # rlmake.models.init, hub ids and directories
+    "import": 1,  # rlmake.export.bring and rlmake.models.gguf
     "sft": 1,  # the SFT trainer: packing, loss, optimizer
     "rl": 1,  # the RL trainer, orchestrator, algorithms and the embedded engine
     "eval": 1,  # the evaluation loop and the embedded engine

@@ -41,10 +41,13 @@ def make_model(fingerprint: str) -> None:
     artefact = Artefact("model", fingerprint, "weights")
 
     def work(lease: Lease) -> dict[str, Any]:
-        from rlmake.config import InitConfig, parse
+        from rlmake.config import ImportConfig, InitConfig, parse
+        from rlmake.export import bring
         from rlmake.models import init
 
         with _replaced(artefact.path, lease) as out:
+            if spec["kind"] == "import":
+                return bring.make(parse(ImportConfig, _placed(spec)), out)
             return init.make(parse(InitConfig, _placed(spec)), out)
 
     _once(artefact, spec, work)

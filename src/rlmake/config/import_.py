@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlmake.config.fields import Config, group, semantic
+from rlmake.config.fields import Config, group, runtime, semantic
 
 
 class HubSource(Config):
@@ -27,6 +27,11 @@ class GgufSource(Config):
 
     type: Literal["gguf"] = semantic("gguf", "Source.")
     path: str = semantic(..., "File.")
+    blake3: str | None = runtime(
+        None,
+        "Hash of the file, 64 hex digits. With it the file need not be there to plan, and is checked.",
+        pattern=r"^[0-9a-f]{64}$",
+    )
 
 
 class Fp8Source(Config):

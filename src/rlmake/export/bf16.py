@@ -9,11 +9,9 @@ import torch
 from rlmake import checkpoint as ck
 from rlmake.core.errors import UserError
 from rlmake.export import assets
-from rlmake.export.sources import CheckpointSource, Spec
+from rlmake.export.sources import EMBEDDING, HEAD, CheckpointSource, Spec
 from rlmake.export.staging import staged
 from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, plan_shards, write_model
-
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def rule(name: str, spec: Spec) -> dict[str, Spec]:

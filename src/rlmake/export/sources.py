@@ -26,6 +26,7 @@ from rlmake.core.jsonio import read_json
 
 SCHEMA = 1
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,7 @@ class DirectorySource:
         if (folder / INDEX).is_file():
             self.weight_map: dict[str, str] = read_json(folder / INDEX)["weight_map"]
         elif (folder / SINGLE).is_file():
-            with safe_open(folder / SINGLE, "pt") as file:
-                self.weight_map = dict.fromkeys(file.keys(), SINGLE)
+            self.weight_map = dict.fromkeys(_header(folder / SINGLE), SINGLE)
         else:
             raise UserError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
         self.tensors = {}
@@ -114,6 +114,8 @@ class DirectorySource:
             for tensor, spec in _header(folder / name).items():
                 if self.weight_map.get(tensor) == name:
                     self.tensors[tensor] = spec
+        if self.config.get("tie_word_embeddings") and HEAD not in self.tensors:
+            self.weight_map.pop(HEAD, None)  # older exporters list the head of a tied model without writing it
         if ghosts := sorted(self.weight_map.keys() - self.tensors.keys()):
             raise UserError(f"{folder / INDEX}: names {ghosts[0]}, which {self.weight_map[ghosts[0]]} does not hold")
 
@@ -147,10 +149,15 @@ def _header(path: Path) -> dict[str, Spec]:
     try:
         with open(path, "rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            start = file.tell()
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
         entries.sort(key=lambda item: item[1]["data_offsets"])
-        return {name: Spec(TYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in entries}
+        end = max((entry["data_offsets"][1] for _, entry in entries), default=0)
+        found = {name: Spec(TYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in entries}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, ValueError, KeyError, MemoryError) as error:
+    except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
         raise UserError(f"{path}: not readable as safetensors: {error}") from None
+    if (size := path.stat().st_size) != start + end:
+        raise UserError(f"{path}: not readable as safetensors: {size} bytes, its header promises {start + end}")
+    return found

@@ -1,7 +1,8 @@
 """Models in Hugging Face layout: where they lie, building them empty or with weights, reading and writing weights."""
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json
@@ -49,7 +51,7 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: {_first_line(error)}") from None
+        raise UserError(f"{folder}: {first_line(error)}") from None
 
 
 def build(
@@ -159,6 +161,39 @@ def save_hf(
     GenerationConfig(eos_token_id=stops or None, pad_token_id=config.pad_token_id, do_sample=True).save_pretrained(out)
 
 
+def check(folder: Path, where: str) -> None:
+    """Let transformers match a directory's tensors with its architecture, reading none of them.
+
+    Raises `UserError` naming `where` when a tensor is missing, left over, or of another shape.
+    """
+    with quiet():
+        try:
+            _, info = AutoModelForCausalLM.from_pretrained(folder, device_map="meta", output_loading_info=True)
+        except Exception as error:  # whatever transformers meets in a foreign directory
+            raise UserError(f"{where}: transformers can't load it: {first_line(error)}") from None
+    require_all(info, where)
+
+
+def require_all(info: dict[str, Any], where: str) -> None:
+    """Raise `UserError` for the first tensor that `from_pretrained`'s loading info reports."""
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := sorted(str(name) for name in info[what]):
+            raise UserError(f"{where}: {what.replace('_', ' ')}: {names[0]} ({len(names)} in all)")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bars and reports; what matters of them is raised."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        transformers_logging.enable_progress_bar()
+
+
 def stop_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     """Token ids that end a generation: those of generation_config.json and the tokenizer's end of sequence."""
     path = folder / "generation_config.json"
@@ -169,5 +204,6 @@ def stop_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, shortened to one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
