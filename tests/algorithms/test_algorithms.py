@@ -13,8 +13,8 @@ from rlmake.core.errors import RunFailed, UserError
 FROZEN = {"name": "teacher", "base_url": "http://127.0.0.1:9/v1"}
 
 
-def algorithm(config, policy="http://127.0.0.1:9/v1", tokenizer=""):
-    return build(config, AlgorithmContext("env", Endpoint(policy, "model"), tokenizer))
+def algorithm(config, policy="http://127.0.0.1:9/v1", tokenizer="", agents=("proposer", "solver")):
+    return build(config, AlgorithmContext("env", Endpoint(policy, "model"), tokenizer, agents))
 
 
 async def score(instance, episodes):
@@ -108,6 +108,24 @@ async def test_hierarchical(make):
     episodes[1].traces[0].rewards["r"].score = 0.0
     await score(algorithm(configs.HierarchicalGRPOConfig(episode_agents=["solver"])), episodes)
     assert advantages(episodes) == [[0.25], [0.5], [-0.5], [-0.25], [0.0], [0.0]]
+
+
+@pytest.mark.parametrize("agents", [("agent",), ("solver",), ("player0", "player1")])
+def test_hierarchical_needs_a_role_beside_others(agents):
+    with pytest.raises(UserError, match=rf"algo.episode_agents: no role 'solver' .*has {', '.join(agents)}"):
+        algorithm(configs.HierarchicalGRPOConfig(episode_agents=["solver"]), agents=agents)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (configs.OPDConfig(teacher={"name": "t"}), "teacher"),
+        (configs.SFTAlgoConfig(sampling={"source": {"name": "t"}}), "sampling.source"),
+    ],
+)
+def test_a_frozen_model_needs_an_address_by_now(config, key):
+    with pytest.raises(UserError, match=rf"algo.{key}.base_url of 'env' is missing"):
+        algorithm(config)
 
 
 def tool_trace(make, reward):

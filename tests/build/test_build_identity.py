@@ -167,6 +167,37 @@ def test_a_fork_is_an_edge(project):
     assert registry.work("t/fork").fingerprint != registry.work("t/sft").fingerprint
 
 
+def test_a_frozen_model_is_an_edge(project):
+    """The teacher of opd and the source of sft: their weights are built first, and another teacher is another run."""
+
+    def runs(**tables):
+        for name, table in tables.items():
+            text = FILES["t/rl.toml"].replace("group_size = 4\n", f"group_size = 4\n{table}\n")
+            Path(f"experiments/t/{name}.toml").write_text(text)
+        registry = Registry.load()
+        return {name: registry.work(f"t/{name}") for name in tables}
+
+    project()
+    teacher = "algo.type = 'opd'\nalgo.teacher.name = '{}'"
+    source = "algo.type = 'sft'\nalgo.sampling.source.name = '{}'"
+    elsewhere = "algo.type = 'opd'\nalgo.teacher = {{name = '{}', base_url = 'http://{}/v1'}}"
+    rl, sft = "outputs/t/rl/weights", "outputs/t/sft/weights"
+    works = runs(opd=teacher.format(rl), sftt=source.format(rl), weak=teacher.format(sft))
+    for name in ("opd", "sftt"):
+        edge = next(parent for parent in works[name].parents if parent["ref"] == rl)
+        assert (edge["kind"], edge["step"]) == ("weights", 5)
+    assert works["opd"].fingerprint != works["weak"].fingerprint
+    a, b, c = runs(
+        a=elsewhere.format("big", "host:1"), b=elsewhere.format("big", "host:2"), c=elsewhere.format("bigger", "host:1")
+    ).values()
+    assert a.fingerprint == b.fingerprint != c.fingerprint
+    with pytest.raises(ConfigError, match="expected a target of weights, not outputs/t/data/data"):
+        runs(wrong=teacher.format("outputs/t/data/data"))
+    Path("experiments/t/wrong.toml").unlink()
+    with pytest.raises(ConfigError, match="big: neither a directory nor a target; a server that knows it needs base"):
+        runs(nowhere=teacher.format("big"))
+
+
 def test_evaluations_cover_model_step_and_suite(project):
     project()
 

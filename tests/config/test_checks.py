@@ -90,7 +90,6 @@ RL = [
     ({"orchestrator__train__algo": {"type": "opd", "teacher": FROZEN, "sampling": {"source": FROZEN}}},
      "orchestrator.train.algo.sampling.source: 'opd' must sample from the live policy"),
     ({"orchestrator__train__algo": {"type": "opd"}}, "orchestrator.train.algo.teacher: is needed"),
-    ({"orchestrator__train__algo": {"type": "sft", "sampling": {"source": {"name": "x"}}}}, "base_url"),
     ({"orchestrator__train__algo": {"type": "rae", "decay": 1.0}}, "orchestrator.train.algo.decay: must be < 1, not 1.0"),
     ({"orchestrator__train__algo": {"type": "hierarchical_grpo", "episode_agents": []}}, "orchestrator.train.algo.episode_agents: needs at least 1"),
     ({"orchestrator__train__algo": {"type": "echo", "roles": {"tool": {"alpha": 0}}}}, "orchestrator.train.algo.roles.tool.alpha: must be > 0"),
@@ -164,7 +163,7 @@ OTHERS = [
     ("DataConfig", {"source": {"type": "file"}}, "source.paths: is needed"),
     ("DataConfig", {"source": {"type": "file", "paths": {}}}, "source.paths: needs at least 1"),
     ("DataConfig", {"source": {"type": "file", "paths": {"../x": "a"}}}, "source.paths.../x: '../x' is no safe name"),
-    ("DataConfig", {"source": {"type": "files"}}, "source: type: expected 'pydoc-phrases', 'file', not 'files'; did you mean 'file'?"),
+    ("DataConfig", {"source": {"type": "files"}}, "source: type: expected 'pydoc-phrases', 'file', 'made', 'reasoning-gym', not 'files'; did you mean 'file'?"),
     ("InitConfig", {"architecture": {"num_attention_heads": 3}}, "architecture.num_attention_heads: 3 is not a multiple"),
     ("InitConfig", {"architecture": {"head_dim": 31}}, "architecture.head_dim: must be even, not 31"),
     ("InitConfig", {"tokenizer": ...}, "tokenizer: is needed"),
@@ -242,6 +241,41 @@ def test_curriculum(monkeypatch):
 )  # fmt: skip
 def test_placement_and_monitors(monkeypatch, deployment, changes, expected):
     refused(monkeypatch, "RLConfig", {"deployment": deployment, **changes}, expected)
+
+
+@pytest.mark.parametrize(
+    ("algo", "key"),
+    [
+        ({"type": "opd", "teacher": {"name": "a"}}, "teacher"),
+        ({"type": "sft", "sampling": {"source": {"name": "a"}}}, "sampling.source"),
+    ],
+)
+def test_a_frozen_model_without_a_server(monkeypatch, algo, key):
+    """The launcher serves it beside an embedded engine, and nowhere else."""
+    config = parsed("RLConfig", orchestrator__train__algo=algo)
+    assert [key for key, _ in config.orchestrator.frozen_models()] == [
+        f"train.algo.{key}",
+        f"train.source.0.algo.{key}",
+    ]
+    changes = {"orchestrator__train__algo": algo, "deployment": {"num_train_gpus": 1, "num_infer_gpus": 1}}
+    refused(monkeypatch, "RLConfig", changes, f"orchestrator.train.algo.{key}.base_url: is needed: the launcher serves")
+    refused(
+        monkeypatch,
+        "RLConfig",
+        {**changes, "inference": ..., "deployment": CPU},
+        f"orchestrator.train.algo.{key}.base_url: is needed",
+    )
+
+
+def test_group_size_1_is_said():
+    """R01: legal, and nothing would be trained."""
+    (text,) = parsed("RLConfig", orchestrator__train__group_size=1).orchestrator.warnings()
+    assert "group_size = 1" in text and "nothing will be trained" in text
+    for algo in ({"type": "rae"}, {"type": "echo"}):
+        assert not parsed(
+            "RLConfig", orchestrator__train__group_size=1, orchestrator__train__algo=algo
+        ).orchestrator.warnings()
+    assert not parsed("RLConfig").orchestrator.warnings()
 
 
 def test_more_of_sft(monkeypatch):

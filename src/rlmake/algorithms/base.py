@@ -20,11 +20,13 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class AlgorithmContext:
-    """What an algorithm may know of its run: the source's name, the live policy's server, the policy's tokenizer."""
+    """What an algorithm may know of its run: the source's name, the live policy's server, the policy's tokenizer, and
+    the agents of the environment."""
 
     env_name: str
     policy: Endpoint
     tokenizer: str
+    agents: tuple[str, ...] = ("agent",)
 
 
 class Algorithm:

@@ -29,4 +29,7 @@ def build(config: Any, context: AlgorithmContext) -> Algorithm:
     """The instance for one training source; `config` is the `algo` table, its `type` the name."""
     if config.type not in ALGORITHMS:
         raise UserError(f"algo.type: no algorithm '{config.type}'{nearest(config.type, ALGORITHMS)}")
+    for key, model in (("sampling.source", config.sampling.source), ("teacher", getattr(config, "teacher", None))):
+        if model not in (None, "policy") and model.base_url is None:
+            raise UserError(f"algo.{key}.base_url of '{context.env_name}' is missing: which server has the model?")
     return ALGORITHMS[config.type](config, context)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Which keys name what, by the last parts of the dotted key.
 FILES = re.compile(r"(source\.paths\.[^.]+(\.\d+)?|tokenizer\.text(\.\d+)?|source\.path)")
 MODELS = re.compile(r"((.*\.)?model\.name|(.*\.)?vllm\.model|(.*\.)?tokenizer\.name)")
+FROZEN = re.compile(r"(.*\.)?algo\.(teacher|sampling\.source)\.name")
 DATA = re.compile(r"(.*\.)?data\.name")
 TEMPLATES = re.compile(r"(.*\.)?chat_template")
 CODE = re.compile(r"(.*\.)?import_path")
@@ -69,7 +70,8 @@ class Edges:
         if not isinstance(value, str) or not value:
             return value
         if names.is_output(value):
-            wanted = "weights" if MODELS.fullmatch(key) else "data" if DATA.fullmatch(key) else None
+            model = MODELS.fullmatch(key) or FROZEN.fullmatch(key)
+            wanted = "weights" if model else "data" if DATA.fullmatch(key) else None
             return self._parent(key, value, wanted)
         if key.rpartition(".")[2] not in POINTING and not LISTED.search(key):
             return value
@@ -92,8 +94,8 @@ class Edges:
     def _file(self, key: str, value: str) -> Any:
         """A local path by its content; a hub id only when its revision is pinned."""
         required, model, data = FILES.fullmatch(key), MODELS.fullmatch(key), DATA.fullmatch(key)
-        optional = TEMPLATES.fullmatch(key) or ENV.fullmatch(key)
-        if not (required or model or data or optional):
+        optional, frozen = TEMPLATES.fullmatch(key) or ENV.fullmatch(key), FROZEN.fullmatch(key)
+        if not (required or model or data or optional or frozen):
             return value
         path = Path(value)
         try:
@@ -101,14 +103,16 @@ class Edges:
         except (OSError, ValueError):
             there = False
         pinned = dict(leaves(self.raw)).get("source.blake3") if key == "source.path" else None
-        if there and (required or model or data or path.is_file()):
+        if there and (required or model or data or frozen or path.is_file()):
             content = self.registry.cache.tree(path)
             if pinned is not None and content != pinned:
                 self._fault("source.blake3", f"{value} has another content, blake3 {content}")
             return {"content": content}
         if pinned is not None:  # to be fetched before the job runs, which checks it
             return {"content": pinned}
-        if optional:
+        if frozen and not self._served_elsewhere(key):
+            self._fault(key, f"{value}: neither a directory nor a target; a server that knows it needs base_url", value)
+        if optional or frozen:
             return value
         if required or value.startswith((".", "/", "~")) or value.count("/") > 1:
             self._fault(key, f"{value}: no such file or directory", value)
@@ -122,6 +126,12 @@ class Edges:
                 value,
             )
         return value
+
+    def _served_elsewhere(self, key: str) -> bool:
+        """Whether a frozen model's table gives the address of its server; a shared table stands for its sources'."""
+        written, table = dict(leaves(self.raw)), key.removesuffix("name")
+        shared = re.sub(r"\.source\.\d+\.algo\.", ".algo.", table)
+        return any(written.get(f"{name}base_url") for name in (table, shared))
 
     def _parent(self, key: str, value: str, wanted: str | None) -> Any:
         try:

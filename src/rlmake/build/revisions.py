@@ -26,7 +26,15 @@ SHIPPED = {
     "report": 1,  # the page of a run
     "export": 1,  # checkpoint to weights
 }
-TASKSETS = {"reverse-text": 1}  # rlmake.envs.tasksets, with their rewards
+TASKSETS = {  # rlmake.envs.tasksets with their environments, rewards and tools
+    "alphabet-sort": 1,
+    "kuhn-exploitability": 1,
+    "kuhn-poker": 1,
+    "phone-book": 1,
+    "proposer-solver": 1,
+    "reasoning-gym": 1,  # of the version that pyproject.toml pins
+    "reverse-text": 1,
+}
 NAMED = {"rlmake.models.chatml.ChatMLRenderer": 1}  # what ships and a configuration names by its import path
 
 

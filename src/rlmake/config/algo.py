@@ -10,10 +10,10 @@ from rlmake.config.renderer import RendererConfig
 
 
 class FrozenModel(Config):
-    """A model that does not train, served elsewhere."""
+    """A model that does not train. Without `base_url` the launcher serves it beside an embedded policy."""
 
-    name: str = semantic(..., "Name under which the server knows it.")
-    base_url: str = runtime(..., "URL of the server, with /v1.")
+    name: str = semantic(..., "Name under which its server knows it; without base_url a directory or target.")
+    base_url: str | None = runtime(None, "URL of its server, with /v1; absent: served by the launcher, on the CPU.")
     api_key_var: str = runtime("VLLM_API_KEY", "Environment variable that holds the key.")
 
 

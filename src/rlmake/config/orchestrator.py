@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from rlmake.config.algo import Algo, GRPOConfig
+from rlmake.config.algo import Algo, FrozenModel, GRPOConfig
 from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig, resolve_auto
@@ -164,6 +164,26 @@ class OrchestratorConfig(Config):
             if value is not None and value < largest:
                 faults.append((f"concurrency.{key}", f"{value} is below the largest group_size = {largest}"))
         return faults
+
+    def frozen_models(self) -> list[tuple[str, FrozenModel]]:
+        """`(key, model)` of the frozen models that the sources use, keys relative to this table."""
+        tables = [(f"train.source.{index}.algo", source.algo) for index, source in enumerate(self.train.source)]
+        tables.insert(0, ("train.algo", self.train.algo))
+        found = []
+        for key, algo in tables:
+            for part, model in (("sampling.source", algo.sampling.source), ("teacher", getattr(algo, "teacher", None))):
+                if isinstance(model, FrozenModel):
+                    found.append((f"{key}.{part}", model))
+        return found
+
+    def warnings(self) -> list[str]:
+        """What is allowed, and hardly meant."""
+        compared = [s for s in self.train.source if s.group_size == 1 and s.algo.type in ("grpo", "max_rl")]
+        return [
+            f"orchestrator.train: source '{source.name}' has group_size = 1, and '{source.algo.type}' compares the "
+            "rollouts of a group: every advantage is zero, nothing will be trained"
+            for source in compared
+        ]
 
     def reclassified(self) -> dict[str, FieldClass]:
         """`lag` counts in deterministic mode alone, which leaves no place for the staleness bound and other pacing."""

@@ -11,7 +11,7 @@ Faults = list[tuple[str, str]]
 
 def rl_faults(config: "RLConfig") -> Faults:
     """`(key, fault)` of everything in which the components contradict one another."""
-    return [*_placement(config), *_transport(config), *_consistency(config), *_sources(config)]
+    return [*_placement(config), *_transport(config), *_consistency(config), *_sources(config), *_frozen(config)]
 
 
 def _placement(config: "RLConfig") -> Faults:
@@ -118,3 +118,15 @@ def _sources(config: "RLConfig") -> Faults:
     if not config.orchestrator.train.source and config.trainer.data.fake is None:
         return [("orchestrator.train.source", "needs at least one source")]
     return []
+
+
+def _frozen(config: "RLConfig") -> Faults:
+    """Frozen models that the launcher is to serve: it does so on the CPU, with the policy's engine configuration."""
+    place = config.deployment
+    embedded = config.inference is not None and place.type == "single_node" and place.num_infer_gpus == 0
+    if embedded:
+        return []
+    text = "is needed: the launcher serves frozen models only beside an engine on the CPU; start `inference` for it"
+    missing = [key for key, model in config.orchestrator.frozen_models() if model.base_url is None]
+    shared = [key for key in missing if key.startswith("train.algo.")]
+    return [(f"orchestrator.{key}.base_url", text) for key in shared or missing]

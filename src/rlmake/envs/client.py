@@ -54,7 +54,9 @@ class EnvTask:
 
 
 class EnvHandle:
-    """A connected environment. All methods belong to the event loop that connected it."""
+    """A connected environment. All methods belong to the event loop that connected it. `agents`: names of its roles."""
+
+    agents: tuple[str, ...] = ("agent",)
 
     def __init__(self, name: str, tasks: Iterator[EnvTask], bounded: bool, client: EnvClient):
         self.name = name
@@ -83,7 +85,9 @@ class EnvHandle:
         except TimeoutError:
             await client.close()
             raise RunFailed(f"env {source.name!r}: no answer from its server at {target} in {timeout:.0f} s") from None
-        return cls(source.name, tasks, bounded, client)
+        handle = cls(source.name, tasks, bounded, client)
+        handle.agents = tuple(plugins.roles(source.env))
+        return handle
 
     def num_tasks(self) -> int | None:
         """How many tasks there are; None for a taskset that goes on for ever."""

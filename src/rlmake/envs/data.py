@@ -5,6 +5,8 @@
 A row that can't be used is the user's to mend, so it is named: file, row (from 1), column, what was expected.
 """
 
+import importlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -16,6 +18,7 @@ from rlmake.core import jsonio
 from rlmake.core.errors import UserError, nearest
 from rlmake.core.seeds import derive
 from rlmake.envs import phrases
+from rlmake.envs.made import reasoning
 
 Row = dict[str, Any]
 TEXT = (str, list)  # a text column holds text or a list of messages
@@ -29,7 +32,7 @@ def make(cfg: Any, out: Path) -> dict[str, Any]:
 
     Facts: `rows` {split: number}, `files` {split: name} and where the rows come from. Raises `UserError`.
     """
-    splits, facts = (_pydoc_phrases if cfg.source.type == "pydoc-phrases" else _files)(cfg.source)
+    splits, facts = SOURCES[cfg.source.type](cfg.source)
     facts |= {"rows": {}, "files": {}}
     for split, rows in splits.items():
         named = [_renamed(row, cfg.columns, split, number) for number, row in enumerate(rows, 1)]
@@ -57,6 +60,8 @@ def _pydoc_phrases(source: Any) -> tuple[dict[str, list[Row]], dict[str, Any]]:
     if both := set(train) & set(heldout):
         raise AssertionError(f"{len(both)} phrases in both splits, e.g. {min(both)!r}")
     splits = {"train": [_reversal(phrase, source.copy_share, source.seed) for phrase in train]}
+    if source.hint is not None:
+        splits["train"] = [_hinted(row, source) for row in splits["train"]]
     if heldout:
         splits["heldout"] = [_reversal(phrase) for phrase in heldout]
     # The text differs from one Python to the next, and the phrases with it: so its hash is on record.
@@ -73,6 +78,31 @@ def _reversal(phrase: str, copy_share: float = 0.0, seed: int = 0) -> Row:
         "completion": phrase if copied else phrase[::-1],
         "target": phrase[::-1],
     }
+
+
+def _hinted(row: Row, source: Any) -> Row:
+    """The row as a conversation; with a hint before it the answer is right. `demonstration` is the answer itself."""
+    answer, head = row["completion"], []
+    if derive("phrases", "hinted", source.seed, row["prompt"]) < source.hint_share * 2**63:
+        answer = row["target"]
+        head = [{"role": "system", "content": source.hint.replace("{demonstration}", answer)}]
+    talk = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": answer}]
+    return {**row, "demonstration": row["target"], "messages": [*head, *talk]}
+
+
+def _made(source: Any) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+    rows = importlib.import_module(f"rlmake.envs.made.{source.task.replace('-', '_')}").rows
+    splits = {"train": rows(source.num_train, False, source.seed, source.fault_share)}
+    if source.num_heldout:
+        splits["heldout"] = rows(source.num_heldout, True, source.seed, 0.0)
+    return splits, {"source": {"python": platform.python_version()} if source.task == "proposer-solver" else {}}
+
+
+def _reasoning_gym(source: Any) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+    splits = {"train": reasoning.rows(source, heldout=False)}
+    if source.num_heldout:
+        splits["heldout"] = reasoning.rows(source, heldout=True)
+    return splits, {"source": {"reasoning-gym": importlib.metadata.version("reasoning-gym")}}
 
 
 def _files(source: Any) -> tuple[dict[str, list[Row]], dict[str, Any]]:
@@ -172,5 +202,6 @@ def _write_parquet(path: Path, rows: list[Row]) -> None:
     jsonio.write_bytes(path, buffer.getvalue())
 
 
+SOURCES = {"pydoc-phrases": _pydoc_phrases, "file": _files, "made": _made, "reasoning-gym": _reasoning_gym}
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
 WRITERS: dict[str, Callable[[Path, list[Row]], None]] = {"jsonl": _write_jsonl, "parquet": _write_parquet}

@@ -16,6 +16,7 @@ from typing import Any
 from rlmake.envs.startup import light_tokenizers
 
 HARNESS = "inproc-chat"  # verifiers' own default is a program that has to be fetched at first use
+TOOL_HARNESS = "inproc-tools"  # the same, for tasksets with tool servers
 RUNTIME = "subprocess"  # verifiers' own default is a hosted sandbox
 
 _GROUPS = {"verifiers.v1.tasksets": "tasksets", "verifiers.v1.harnesses": "harnesses"}
@@ -48,15 +49,42 @@ def start_worker(level: str | None = None) -> None:
 def resolve(env: dict[str, Any]) -> Any:
     """The typed verifiers `EnvConfig` of a source's `env` table.
 
-    A single agent (no `id` of a multi-agent environment) that names no harness or runtime gets ours, which need
-    neither a network nor a container. Raises what verifiers raises: pydantic's error, ModuleNotFoundError.
+    An agent that names no harness or runtime gets ours, which need neither a network nor a container, unless taskset or
+    environment bring theirs. Raises what verifiers raises: pydantic's error, ModuleNotFoundError.
     """
     register()
-    from verifiers.v1.utils.loaders import resolve_env_config
+    from verifiers.v1.utils import loaders
 
     env = copy.deepcopy(env)
-    if not env.get("id"):
-        agent = env.setdefault("agent", {})
-        agent.setdefault("harness", {"id": HARNESS})
-        agent.setdefault("runtime", {"type": RUNTIME})
-    return resolve_env_config(env)
+    harness = _harness(env["taskset"]["id"])
+    for name, role in roles(env).items():
+        agent = env.setdefault(name, {})
+        if role.harness is None and harness is not None and isinstance(agent, dict):
+            agent.setdefault("harness", {"id": harness})
+        if "runtime" not in role.model_fields_set and isinstance(agent, dict):
+            agent.setdefault("runtime", {"type": RUNTIME})
+    return loaders.resolve_env_config(env)
+
+
+def _harness(taskset: str) -> str | None:
+    """Ours for a taskset: with tools where it has some; None where it brings a harness."""
+    from verifiers.v1.task import Task
+    from verifiers.v1.taskset import Taskset
+    from verifiers.v1.utils import loaders
+
+    if loaders.default_harness_id(taskset) == taskset:
+        return None
+    found = loaders.taskset_class(taskset)
+    own = ((found, Taskset), (found.task_type(), Task))
+    tools = any(cls.toolsets.__func__ is not base.toolsets.__func__ for cls, base in own)
+    return TOOL_HARNESS if tools else HARNESS
+
+
+def roles(env: dict[str, Any]) -> dict[str, Any]:
+    """`{name: default AgentConfig}` of the agents that an environment has."""
+    register()
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.utils.loaders import env_config_type
+
+    fields = env_config_type(env["taskset"]["id"], env.get("id") or "").model_fields
+    return {name: field.default for name, field in fields.items() if isinstance(field.default, AgentConfig)}

@@ -52,15 +52,17 @@ class Components:
                 written.append((config, self.write(f"envs/{config.split}/{config.name}", config)))
         return written
 
-    def start_inference(self, supervisor: Supervisor, config: InferenceConfig, num_gpus: int) -> Path:
-        """Start the inference server. Returns the file in which it will publish its address."""
-        address_file = self.attempt.resolved / "inference.address"
+    def start_inference(
+        self, supervisor: Supervisor, config: InferenceConfig, num_gpus: int, name: str = "inference"
+    ) -> Path:
+        """Start an inference server. Returns the file in which it will publish its address."""
+        address_file = self.attempt.resolved / f"{name}.address"
         address_file.unlink(missing_ok=True)
         command = [config.python or sys.executable, "-m", "rlmake.inference.server"]
-        command += ["@", str(self.write("inference", config)), "--address-file", str(address_file)]
+        command += ["@", str(self.write(name, config)), "--address-file", str(address_file)]
         cpu_threads = config.cpu_threads if num_gpus == 0 else None
         env = environment(self.ctx, INFERENCE_DEFAULTS, config.env_vars, gpus=gpu_ids(num_gpus), threads=cpu_threads)
-        supervisor.start("inference", command, env, self.ctx.log_dir / "inference.log")
+        supervisor.start(name, command, env, self.ctx.log_dir / f"{name}.log")
         return address_file
 
     def await_inference(self, supervisor: Supervisor, address_file: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 from loguru import logger
 
 from rlmake import checkpoint, monitors
-from rlmake.config import RLConfig, SFTConfig
+from rlmake.config import InferenceConfig, RLConfig, SFTConfig
 from rlmake.config.shared import ResumeConfig
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import RunContext
@@ -87,6 +87,9 @@ def dry_run(kind: Kind, cfg: TrainConfig, run_dir: Path, *, argv: Sequence[str],
         _write_env_servers(components, resolved)
         if resolved.inference is not None:
             components.write("inference", resolved.inference)
+        for number, config in enumerate(_frozen_servers(resolved).values()):
+            components.write(f"inference-frozen-{number}", config)
+        _warn(resolved)
     return attempt.resolved
 
 
@@ -98,11 +101,21 @@ def preflight(cfg: TrainConfig) -> None:
             check_port("127.0.0.1", cfg.trainer.rollout_transport.port, "rollout_transport.port")
         if cfg.inference is not None:
             check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
+        for key, model in cfg.orchestrator.frozen_models():
+            if model.base_url is None and not Path(model.name).is_dir():
+                text = f"'{model.name}' is no directory; a server that knows it by this name needs base_url"
+                raise UserError(f"orchestrator.{key}.name: {text}")
+        _warn(cfg)
         gpu_ids(place.num_train_gpus, skip=_inference_gpus(cfg))
         require_gpus(place.num_train_gpus + _inference_gpus(cfg))
     else:
         gpu_ids(place.num_train_gpus)
         require_gpus(place.num_train_gpus)
+
+
+def _warn(cfg: RLConfig) -> None:
+    for text in cfg.orchestrator.warnings():
+        logger.warning(text)
 
 
 def open_attempt(
@@ -154,12 +167,30 @@ def _start_rl(supervisor: Supervisor, components: Components, cfg: RLConfig) -> 
     place, orchestrator, address_file = cfg.deployment, cfg.orchestrator, None
     if cfg.inference is not None:
         address_file = components.start_inference(supervisor, cfg.inference, place.num_infer_gpus)
+    frozen = {
+        model: components.start_inference(supervisor, config, 0, f"inference-frozen-{number}")
+        for number, (model, config) in enumerate(_frozen_servers(cfg).items())
+    }
     components.start_env_servers(supervisor, _write_env_servers(components, cfg))
     skip = _inference_gpus(cfg)
     components.start_trainer(supervisor, cfg.trainer, place.num_train_gpus, place.num_train_ranks, skip)
     if address_file is not None:
         orchestrator.model.client.base_url = components.await_inference(supervisor, address_file)
+    urls = {model: components.await_inference(supervisor, file) for model, file in frozen.items()}
+    for _, model in orchestrator.frozen_models():
+        model.base_url = model.base_url or urls[model.name]
     components.start_orchestrator(supervisor, orchestrator)
+
+
+def _frozen_servers(cfg: RLConfig) -> dict[str, InferenceConfig]:
+    """`{model: configuration}` of the servers for frozen models that have none: the policy's, with another model."""
+    servers: dict[str, InferenceConfig] = {}
+    for _, model in cfg.orchestrator.frozen_models():
+        if model.base_url is None and model.name not in servers:
+            assert cfg.inference is not None
+            config = servers[model.name] = cfg.inference.model_copy(deep=True)
+            config.vllm.model, config.vllm.served_model_name, config.server.port = model.name, None, 0
+    return servers
 
 
 def _inference_gpus(cfg: RLConfig) -> int:

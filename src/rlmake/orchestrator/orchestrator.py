@@ -168,7 +168,10 @@ class Orchestrator:
         )
         policy = Endpoint(self.engines.base_url, self.engines.model, config.model.client.api_key_var)
         self.algorithms = {
-            source.name: build_algorithm(source.algo, AlgorithmContext(source.name, policy, config.tokenizer.name))
+            source.name: build_algorithm(
+                source.algo,
+                AlgorithmContext(source.name, policy, config.tokenizer.name, self.envs[source.name].agents),
+            )
             for source in config.train.source
         }
         rollouts = Rollouts(config, self.envs, self.engines)

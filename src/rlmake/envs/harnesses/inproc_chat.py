@@ -7,6 +7,7 @@ milliseconds. A later user turn of an exchange replays the whole conversation, a
 import asyncio
 import weakref
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import verifiers.v1 as vf
@@ -34,6 +35,22 @@ async def _session() -> aiohttp.ClientSession:
     return await anext(_pools[loop])
 
 
+def conversation(system: str | None, prompt: Any) -> list[dict[str, Any]]:
+    """The messages that open an exchange: `prompt` is the user's text, or messages, or nothing."""
+    messages = [{"role": "system", "content": system}] if system else []
+    if isinstance(prompt, str):
+        return [*messages, {"role": "user", "content": prompt}]
+    return messages + [message_to_wire(message) for message in prompt or []]
+
+
+async def post(endpoint: str, secret: str, request: dict[str, Any]) -> tuple[int, Any]:
+    """One chat completion by way of the interception server: HTTP status, and the reply (its text if not JSON)."""
+    headers = {"Authorization": f"Bearer {secret}"}
+    url = f"{endpoint.rstrip('/')}/chat/completions"
+    async with (await _session()).post(url, json=request, headers=headers) as reply:
+        return reply.status, await (reply.json() if reply.status < 400 else reply.text())
+
+
 class InprocChatConfig(vf.HarnessConfig):
     """No settings of its own."""
 
@@ -48,21 +65,11 @@ class InprocChat(vf.Harness[InprocChatConfig]):
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data) -> vf.ProgramResult:
         """A refused or failed call (a `@vf.stop`, the engine) is a non-zero exit; verifiers knows which it was."""
-        system, prompt = self.resolve_prompt(data)
-        messages = [{"role": "system", "content": system}] if system else []
-        if isinstance(prompt, str):
-            messages.append({"role": "user", "content": prompt})
-        else:
-            messages += [message_to_wire(message) for message in prompt or []]
-        request = {"model": ctx.model, "messages": messages}
-        headers = {"Authorization": f"Bearer {secret}"}
-        url = f"{endpoint.rstrip('/')}/chat/completions"
-        async with (await _session()).post(url, json=request, headers=headers) as reply:
-            if reply.status < 400:
-                return vf.ProgramResult(exit_code=0, stdout="", stderr="")
-            return vf.ProgramResult(
-                exit_code=1, stdout="", stderr=f"HTTP {reply.status}: {(await reply.text())[:2000]}"
-            )
+        request = {"model": ctx.model, "messages": conversation(*self.resolve_prompt(data))}
+        status, reply = await post(endpoint, secret, request)
+        if status < 400:
+            return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+        return vf.ProgramResult(exit_code=1, stdout="", stderr=f"HTTP {status}: {str(reply)[:2000]}")
 
 
 __all__ = ["InprocChat"]

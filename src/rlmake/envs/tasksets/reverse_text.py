@@ -1,19 +1,22 @@
 """Reverse-text: write a phrase backwards. Single turn; the reward is the similarity of reply and reversed phrase.
 
-Rows are JSON objects, one a line, with `prompt` (the phrase), `target` (its reversal) and, if wanted, `id`.
+Rows are JSON objects, one a line, with `prompt` (the phrase), `target` (its reversal) and, if wanted, `id` and
+`demonstration`, which opsd shows to its teacher.
 """
 
 import difflib
-import json
 from pathlib import Path
 
 import verifiers.v1 as vf
+
+from rlmake.envs import jsonl
 
 
 class ReverseData(vf.TaskData):
     """One phrase; `target` travels to the env server with it."""
 
     target: str
+    demonstration: str | None = None
 
 
 class ReverseTask(vf.Task[ReverseData]):
@@ -56,20 +59,11 @@ class ReverseTextTaskset(vf.Taskset[ReverseTask, ReverseTextConfig]):
     """The rows of a file, in its order."""
 
     def load(self):
-        with open(self.config.path, encoding="utf-8") as rows:
-            for number, line in enumerate(rows, 1):
-                try:
-                    row = json.loads(line)
-                    data = ReverseData(
-                        id=row.get("id"),
-                        prompt=row["prompt"],
-                        target=row["target"],
-                        system_prompt=self.config.instruction,
-                    )
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    fault = f"expected an object with text in 'prompt' and 'target': {error}"
-                    raise ValueError(f"{self.config.path}: row {number}: {fault}") from error
-                yield ReverseTask(data, self.config.task)
+        expected = "an object with text in 'prompt' and 'target'"
+        fields, optional = ("prompt", "target"), ("id", "demonstration")
+        common = {"system_prompt": self.config.instruction}
+        for row in jsonl.tasks(self.config.path, ReverseData, expected, fields, optional, **common):
+            yield ReverseTask(row, self.config.task)
 
 
 __all__ = ["ReverseTextTaskset"]
