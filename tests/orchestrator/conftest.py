@@ -42,6 +42,7 @@ class Engine:
         app = web.Application()
         app.router.add_get("/health", self.health)
         app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/metrics", self.metrics)
         app.router.add_post("/pause", self.pause)
         app.router.add_post("/resume", self.resume)
         app.router.add_post("/update_weights", self.update)
@@ -57,6 +58,14 @@ class Engine:
 
     async def models(self, _):
         return web.json_response({"data": [{"id": MODEL, "max_model_len": 64}], "run_id": self.run_id})
+
+    async def metrics(self, _):
+        label, usage = f'{{model_name="{MODEL}"}}', min(1.0, self.running / 64)
+        lines = [f"vllm:num_requests_running{label} {self.running}", f"vllm:num_requests_waiting{label} 0"]
+        lines += [f"vllm:kv_cache_usage_perc{label} {usage}", f"vllm:num_preemptions_total{label} 0"]
+        lines += [f"vllm:{kind}_tokens_total{label} {len(self.requests) * 4}" for kind in ("prompt", "generation")]
+        lines += ['vllm:cache_config_info{block_size="16",num_gpu_blocks="256"} 1']
+        return web.Response(text="\n".join(lines))
 
     async def pause(self, _):
         self.paused = True

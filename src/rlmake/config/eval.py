@@ -30,7 +30,14 @@ from rlmake.config.spread import Spreader, as_int, get, is_null, put_device, put
 class EvalConcurrencyConfig(ConcurrencyConfig):
     """Bounds of the number of episodes in flight; equal bounds pin it."""
 
+    min_inflight: int | None = runtime(None, "Fewest episodes in flight; max_inflight when absent: pinned.", ge=1)
     max_inflight: int | None = runtime(128, "Most episodes in flight; no bound when None.", ge=1)
+
+    @model_validator(mode="after")
+    def _pin(self):
+        if self.min_inflight is None:
+            self.min_inflight = self.max_inflight or 1
+        return self
 
 
 class EvalConfig(Config):

@@ -116,7 +116,7 @@ class OrchestratorConfig(Config):
     pad_to_multiple_of: int = runtime(1, "Rows are padded to a multiple of this.", ge=1)
     tasks_per_minute: int | None = runtime(None, "Most tasks started per minute.", ge=1)
     concurrency: ConcurrencyConfig = group(ConcurrencyConfig, "Episodes in flight.")
-    collect_inference_metrics: bool = runtime(False, "Read the engines' own metrics.")
+    collect_inference_metrics: bool = runtime(True, "Read the engines' own metrics.")
     ckpt: OrchestratorCkptConfig | None = horizon(None, "Save checkpoints.")
     resume: ResumeConfig | None = runtime(None, "Resume.")
     weight_broadcast: WeightBroadcast = group(FilesystemBroadcast(), "How new weights reach the engines.")

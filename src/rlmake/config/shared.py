@@ -184,7 +184,7 @@ class ConcurrencyConfig(Config):
     @model_validator(mode="after")
     def _ordered(self):
         faults = []
-        if self.max_inflight is not None and self.min_inflight > self.max_inflight:
+        if None not in (self.min_inflight, self.max_inflight) and self.min_inflight > self.max_inflight:
             faults.append(("min_inflight", f"must be ≤ max_inflight = {self.max_inflight}, not {self.min_inflight}"))
         if None not in (self.max_inflight, self.initial_inflight) and self.initial_inflight > self.max_inflight:
             faults.append(

@@ -77,8 +77,6 @@ UNBUILT = [
     Unbuilt("log.log_data", "logging of samples is not built yet"),
     Unbuilt("log.interval", "periodic progress lines are not built yet"),
     Unbuilt("dashboard", "the dashboard is not built yet"),
-    Unbuilt("concurrency.min_inflight", "adaptive concurrency is not built yet", accept=(1, "1")),
-    Unbuilt("collect_inference_metrics", "reading the engines' metrics is not built yet"),
     Unbuilt("router", "routers are not built yet"),
     Unbuilt("kv_cache_offload", "offloading of the KV cache is not built yet"),
     Unbuilt("sft:eval", "evaluation during SFT is not built yet"),

@@ -41,3 +41,13 @@ def pass_at_k(n: int, c: int, k: int) -> float | None:
     if n < k:
         return None
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float | None:
+    """Unbiased pass^k = C(c, k) / C(n, k), the chance that all of k samples succeed; None when n < k.
+
+    Yao et al. 2024 (τ-bench), https://arxiv.org/abs/2406.12045, section 2.
+    """
+    if not 0 <= c <= n or k < 1:
+        raise ValueError(f"pass^k of n={n}, c={c}, k={k}")
+    return None if n < k else math.comb(c, k) / math.comb(n, k)

@@ -5,6 +5,7 @@ from html import escape
 from typing import Any
 
 from rlmake.evals.records import EpisodeRecord
+from rlmake.evals.summary import SCORES
 
 EXAMPLES = 40  # per environment: the worst and the best halves of what there is beyond
 BINS = 20
@@ -53,7 +54,7 @@ def _summary(envs: Mapping[str, Any]) -> str:
 
 
 def _numbers(entry: Mapping[str, Any]) -> str:
-    found = [(key, value) for key, value in entry.items() if key.startswith(("avg@", "pass@"))]
+    found = [(key, value) for key, value in entry.items() if key.startswith(SCORES)]
     found += [*entry["metrics"].items()]
     text = " · ".join(f"{escape(name)} <b>{value:.3f}</b>" for name, value in found)
     errors = ", ".join(f"{escape(kind)} × {count}" for kind, count in entry["errors"].items())

@@ -5,8 +5,9 @@ whatever the concurrency, and two models that are evaluated with one suite get t
 """
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rlmake.core.errors import UserError
@@ -15,6 +16,7 @@ from rlmake.envs.client import EnvHandle, EnvTask
 from rlmake.evals.records import EnvResult, EpisodeRecord, of_episode
 
 DEADLINE_S = 3600.0  # of an episode whose environment has no limit of its own
+LIMIT_POLL_S = 0.5  # how soon a raised limit is seen when nothing ends
 GRACE_S = 30.0  # what the server gets beyond the environment's own limit, to score and answer
 
 
@@ -26,53 +28,88 @@ async def evaluate(
     group_size: int,
     sampling: Mapping[str, Any],
     seed: int,
-    max_inflight: int = 128,
+    max_inflight: int | Callable[[], int] = 128,
     deadline: float = DEADLINE_S,
     stop: asyncio.Event | None = None,
+    done: Iterable[EpisodeRecord] = (),
     on_episode: Callable[[EpisodeRecord], None] | None = None,
+    on_inflight: Callable[[int], None] | None = None,
+    on_all_started: Callable[[], None] | None = None,
 ) -> EnvResult:
     """Run all tasks of `env`.
 
     `client` and `model` are for verifiers (`rlmake.envs.client.engine_client`); `sampling` is as it goes on the wire
     (see `wire_sampling`). An episode that takes longer than `deadline` seconds is given up and counts as timed out.
-    Setting `stop` gives up what is in flight and returns what there is. Never raises for an episode.
+    `max_inflight` may change while it runs. Setting `stop` gives up what is in flight and returns what there is.
+    Records in `done` (of an earlier attempt) are taken as they are. `on_inflight` hears how many episodes run, and
+    `on_all_started` when the last one has begun. Never raises for an episode.
     """
     num_tasks = env.num_tasks()
     if num_tasks is None:
         raise UserError(f"env {env.name!r}: its tasks have no end; say how many with select.limit")
     started = time.monotonic()
-    queue = iter([(env.task(index), sample) for index in range(num_tasks) for sample in range(group_size)])
-    records: dict[tuple[int, int], EpisodeRecord] = {}
+    places = [(index, sample) for index in range(num_tasks) for sample in range(group_size)]
+    records = {(record.task, record.sample): record for record in done}
+    records = {place: records[place] for place in places if place in records}
 
-    async def worker() -> None:
-        for task, sample in queue:
-            if stop is not None and stop.is_set():
-                return
-            record = await _episode(env, client, model, task, sample, sampling, seed, deadline)
-            records[task.index, sample] = record
-            if on_episode is not None:
-                on_episode(record)
+    async def run(index: int, sample: int) -> None:
+        record = await _episode(env, client, model, env.task(index), sample, sampling, seed, deadline)
+        records[index, sample] = record
+        if on_episode is not None:
+            on_episode(record)
 
-    await _all(worker, min(max_inflight, num_tasks * group_size), stop)
+    limit = max_inflight if callable(max_inflight) else lambda: max_inflight
+    work = (functools.partial(run, *place) for place in places if place not in records)
+    await _all(work, limit, stop or asyncio.Event(), on_inflight or (lambda _: None), on_all_started or (lambda: None))
     ordered = [records[place] for place in sorted(records)]
     return EnvResult(env.name, num_tasks, group_size, dict(sampling), ordered, time.monotonic() - started)
 
 
-async def _all(worker: Callable[[], Any], number: int, stop: asyncio.Event | None) -> None:
-    """Run `number` workers to their end, or until `stop` is set or one raises; leave none behind."""
-    workers = {asyncio.ensure_future(worker()) for _ in range(number)}
-    stopping = asyncio.ensure_future(stop.wait() if stop is not None else asyncio.Event().wait())
-    running = set(workers)
+async def _all(
+    work: Iterator[Callable[[], Any]],
+    limit: Callable[[], int],
+    stop: asyncio.Event,
+    on_inflight: Callable[[int], None],
+    on_all_started: Callable[[], None],
+) -> None:
+    """Run all of `work`, at most `limit()` at once, until the end, until `stop` is set or one raises; leave none."""
+    running: set[asyncio.Task] = set()
+    failed: list[BaseException] = []
+    changed, more = asyncio.Event(), True
+    stopping = asyncio.ensure_future(stop.wait())
+    stopping.add_done_callback(lambda _: changed.set())
+
+    def ended(task: asyncio.Task) -> None:
+        running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            failed.append(task.exception())
+        changed.set()
+
     try:
-        while running and not stopping.done():
-            done, _ = await asyncio.wait({stopping, *running}, return_when=asyncio.FIRST_COMPLETED)
-            running -= done
-            for finished in done - {stopping}:
-                finished.result()
+        while (more or running) and not stop.is_set() and not failed:
+            changed.clear()
+            while more and len(running) < limit():
+                if (start := next(work, None)) is None:
+                    more = False
+                    on_all_started()
+                    break
+                task = asyncio.create_task(start())
+                running.add(task)
+                task.add_done_callback(ended)
+            on_inflight(len(running))
+            if running:
+                try:  # the limit may have been raised meanwhile
+                    await asyncio.wait_for(changed.wait(), LIMIT_POLL_S if more else None)
+                except TimeoutError:
+                    pass
+        if failed:
+            raise failed[0]
     finally:
-        for task in (*workers, stopping):
+        left = [*running, stopping]
+        for task in left:
             task.cancel()
-        await asyncio.gather(*workers, stopping, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
+        on_inflight(0)
 
 
 async def _episode(

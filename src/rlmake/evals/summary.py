@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlmake.core.stats import mean_ci95, pass_at_k
+from rlmake.core.stats import mean_ci95, pass_at_k, pass_hat_k
 from rlmake.evals.records import EnvResult, EpisodeRecord
 
 SUCCESS = "reward >= 1"
+SCORES = ("avg@", "pass@", "pass^")
 _FULL_MARKS = 1.0 - 1e-9  # weighted parts that sum to 1 may miss it by a rounding
 
 
@@ -41,9 +42,10 @@ def ks(group_size: int) -> list[int]:
 def summarise(result: EnvResult) -> dict[str, Any]:
     """An environment's entry in report.json.
 
-    `pass@k` is the mean over tasks of the unbiased estimate; it is left out unless every task that was scored has k
-    episodes. `avg@k`, for k the group size, is the mean reward. `failed` counts the episodes with an error, `errors`
-    counts them by type; `truncated` and `timeouts` are counts too. What needs an episode is null when there is none.
+    `pass@k` (one of k samples succeeds) and `pass^k` (all of them do) are means over tasks of the unbiased
+    estimates; they are left out unless every task that was scored has k episodes. `avg@k`, for k the group size, is
+    the mean reward. `failed` counts the episodes with an error, `errors` counts them by type; `truncated` and
+    `timeouts` are counts too. What needs an episode is null when there is none.
     """
     records = result.records
     entry: dict[str, Any] = {
@@ -73,10 +75,12 @@ def summarise(result: EnvResult) -> dict[str, Any]:
     tasks = list(by_task(records).values())
     if all(len(task) == result.group_size for task in tasks):
         entry[f"avg@{result.group_size}"] = mean
-    for k in ks(result.group_size):
-        estimates = [pass_at_k(len(task), sum(map(succeeded, task)), k) for task in tasks]
-        if None not in estimates:
-            entry[f"pass@{k}"] = _mean(estimates)
+    counts = [(len(task), sum(map(succeeded, task))) for task in tasks]
+    for label, estimate in (("pass@", pass_at_k), ("pass^", pass_hat_k)):
+        for k in ks(result.group_size):
+            estimates = [estimate(n, c, k) for n, c in counts]
+            if None not in estimates:
+                entry[f"{label}{k}"] = _mean(estimates)
     return entry
 
 
@@ -93,7 +97,7 @@ def metrics(result: EnvResult, entry: Mapping[str, Any], policy_version: int | N
         "num_output_tokens/mean": entry.get("output_tokens"),
         "policy_version": policy_version,
         "time": result.seconds,
-        **{key: value for key, value in entry.items() if key.startswith(("avg@", "pass@"))},
+        **{key: value for key, value in entry.items() if key.startswith(SCORES)},
         **{f"metrics/{name}": value for name, value in entry["metrics"].items()},
     }
     if entry["reward"]["ci95"] is not None:
@@ -106,7 +110,7 @@ def line(result: EnvResult, entry: Mapping[str, Any], step: int) -> str:
     mean = entry["reward"]["mean"]
     parts = [f"Evaluated {result.env} (Step {step})", f"{result.seconds:.2f}s"]
     parts.append(f"Reward {mean:.4f}" if mean is not None else "Reward –")
-    parts += [f"{key} {entry[key]:.4f}" for key in entry if key.startswith(("avg@", "pass@"))]
+    parts += [f"{key} {entry[key]:.4f}" for key in entry if key.startswith(("avg@", "pass@"))]  # pass^k: in the report
     for label, key in (("Truncated", "truncated"), ("Timeouts", "timeouts"), ("Failed", "failed")):
         parts.append(f"{label} {entry[key]}/{entry['num_episodes']}")
     if entry["partial"]:

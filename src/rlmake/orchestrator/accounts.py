@@ -17,6 +17,11 @@ class Accounts:
         self.failed: Counter[str] = Counter()
         self.cancelled: Counter[tuple[str, Reason]] = Counter()
 
+    @property
+    def total(self) -> int:
+        """Training episodes in flight."""
+        return self.inflight.total()
+
     def start(self, env: str) -> None:
         self.started[env] += 1
         self.inflight[env] += 1
@@ -47,7 +52,7 @@ class Accounts:
             rows[f"dispatcher/cancelled/reason/{reason}"] = float(
                 sum(n for (_, r), n in self.cancelled.items() if r == reason)
             )
-        rows["dispatcher/inflight/train"] = float(sum(self.inflight.values()))
+        rows["dispatcher/inflight/train"] = float(self.total)
         for counts in (self.started, self.finished, self.failed, self.cancelled):
             counts.clear()
         return rows

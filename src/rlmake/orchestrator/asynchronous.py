@@ -10,6 +10,7 @@ from typing import Any
 
 from loguru import logger
 
+from rlmake.inference.concurrency import Controller
 from rlmake.orchestrator.accounts import Accounts
 from rlmake.orchestrator.cut import SilenceWarning, cut_batch
 from rlmake.orchestrator.groups import Groups
@@ -37,21 +38,20 @@ class Asynchronous:
         queue: Queue,
         watcher: Watcher,
         accounts: Accounts,
+        controller: Controller,
     ):
         self.config, self.sources, self.rollouts, self.groups = config, sources, rollouts, groups
-        self.queue, self.watcher, self.accounts = queue, watcher, accounts
-        bounds = config.concurrency
-        self.max_inflight = bounds.initial_inflight or bounds.max_inflight or 1024
-        largest = max(source.group_size for source in config.train.source)
-        self.burst = Burst(max(largest, self.max_inflight // 10))
+        self.queue, self.watcher, self.accounts, self.controller = queue, watcher, accounts, controller
+        self.largest = max(source.group_size for source in config.train.source)
+        self.burst = Burst(self.largest)
         self.rate = TaskRate(config.tasks_per_minute)
         self.silence = SilenceWarning(config)
         self.step = 1  # the batch being collected
         self.first = watcher.version + 1  # the version that the trainer offers before anything else
-        self.held = False  # an evaluation has the engines
+        self.held = False  # an evaluation still has episodes to start: it gets permits first
         self.ended = False  # no more training rollouts
         self.open: dict[int, Group] = {}  # by index; until their units are in the queue
-        self.waiting: list[Group] = []  # opened before a resume, to be started anew
+        self.waiting: list[Group] = []  # drawn, and to be started anew: opened before a resume, or cut for overload
         self.tasks: dict[int, set[asyncio.Task]] = {}
         self.wake, self.arrived = asyncio.Event(), asyncio.Event()
         self.failure: BaseException | None = None
@@ -79,7 +79,7 @@ class Asynchronous:
         await self.watcher.wait(version)
 
     def hold(self, held: bool) -> None:
-        """An evaluation starts or ends: it gets the engines first."""
+        """An evaluation has episodes to start, or no more: it gets permits first."""
         self.held = held
         self.wake.set()
 
@@ -94,12 +94,26 @@ class Asynchronous:
             if not group.frozen and is_stale(group.version, step, self.config.max_off_policy_steps):
                 self._drop(group, "stale")
 
+    def cut(self, excess: int) -> None:
+        """The engines are overloaded: give up the youngest groups until `excess` episodes are gone; their tasks are
+        started anew when there is room."""
+        for group in sorted(self.open.values(), key=lambda group: -group.index):
+            if excess <= 0:
+                return
+            if (running := group.started - len(group.episodes)) > 0:
+                excess -= running
+                self._drop(group, "overload")
+                self.waiting.append(
+                    Group(group.index, group.env, group.draw, group.task, group.size, 0, 0, group.frozen)
+                )
+
     async def dispatch(self) -> None:
         """Start rollouts while the gate is open and permits are left. Open groups are continued first."""
         while True:
             self.wake.clear()
             if self.failure is not None:
                 raise self.failure
+            self.burst.limit = max(self.largest, self.controller.max_inflight // 10)
             pause = self.burst.wait()
             if not self._gate_open() or pause > 0:
                 try:
@@ -114,7 +128,7 @@ class Asynchronous:
     def _gate_open(self) -> bool:
         lead = (self.step - 1) - self.watcher.version
         open_ = lead <= TARGET_LAG and self.watcher.version >= self.first and not (self.held or self.ended)
-        return open_ and sum(self.accounts.inflight.values()) < self.max_inflight
+        return open_ and self.accounts.total < self.controller.max_inflight
 
     async def _open(self) -> Group:
         if self.waiting:
@@ -137,6 +151,7 @@ class Asynchronous:
     async def _episode(self, group: Group, sample: int) -> None:
         episode = await self.rollouts.run(group, sample)
         group.episodes[sample] = episode
+        self.controller.completed(self.accounts.total, sum(trace.num_output_tokens for trace in episode.traces))
         self.accounts.end(group.env, episode.ok)
         self.burst.finish()
         self.wake.set()

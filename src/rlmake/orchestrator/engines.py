@@ -24,6 +24,7 @@ class Engines:
             raise UserError("orchestrator.model.client.base_url is missing: which inference server?")
         self.config, self.model, self.ctx = config, model, ctx
         self.base_url = config.base_url.rstrip("/")
+        self.max_model_len: int | None = None  # tokens, once the engines have told it
         urls = config.admin_base_url or [self.base_url]
         headers = dict(config.headers)
         headers |= {name: os.environ[var] for name, var in config.headers_from_env.items() if var in os.environ}
@@ -60,6 +61,7 @@ class Engines:
     async def _check_identity(self, client: httpx.AsyncClient) -> None:
         reply = (await self._call(client, "GET", "/v1/models", 30.0)).json()
         names = [entry["id"] for entry in reply["data"]]
+        self.max_model_len = next((entry.get("max_model_len") for entry in reply["data"]), None)
         run_id = reply.get("run_id", reply["data"][0].get("run_id") if reply["data"] else None)
         if run_id is not None and run_id != self.ctx.run_id:
             raise UserError(f"inference server {client.base_url} belongs to run {run_id!r}, not to {self.ctx.run_id!r}")

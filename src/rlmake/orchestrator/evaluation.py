@@ -26,9 +26,12 @@ class Evaluator:
         ctx: RunContext,
         resumed_at: int | None,
         hold: Callable[[bool], None],
+        room: Callable[[], int],
     ):
         self.config, self.envs, self.client, self.model = config, envs, client, model
         self.monitors, self.ctx, self.resumed_at, self.hold = monitors, ctx, resumed_at, hold
+        self.room = room  # permits that training leaves
+        self.inflight = 0
         self.seconds = 0.0  # spent since the last report
         self.errored = self.cancelled = 0  # episodes since the last report
 
@@ -56,11 +59,14 @@ class Evaluator:
         self.hold(True)
         try:
             for source in due:
-                await self._run(source, version)
+                await self._run(source, version, due[-1])
         finally:
             self.hold(False)
 
-    async def _run(self, source: Any, version: int) -> None:
+    def _note(self, inflight: int) -> None:
+        self.inflight = inflight
+
+    async def _run(self, source: Any, version: int, last: Any) -> None:
         result = await evaluate(
             self.envs[source.name],
             self.client,
@@ -68,8 +74,10 @@ class Evaluator:
             group_size=source.group_size,
             sampling=wire_sampling(source.sampling) | {"cache_salt": str(version)},
             seed=self.config.seed,
-            max_inflight=self.config.concurrency.max_inflight or 1024,
+            max_inflight=lambda: max(1, self.room()),
             deadline=episode_deadline(source.env),
+            on_inflight=self._note,
+            on_all_started=lambda: self.hold(False) if source is last else None,
         )
         entry = summary.summarise(result)
         self.monitors.log(version, summary.metrics(result, entry, version))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlmake.core.errors import UserError
+from rlmake.inference.concurrency import Controller
 from rlmake.orchestrator.accounts import Accounts
 from rlmake.orchestrator.cut import SilenceWarning, cut_batch
 from rlmake.orchestrator.groups import Groups
@@ -32,6 +33,7 @@ class LockStep:
         queue: Queue,
         watcher: Watcher,
         accounts: Accounts,
+        controller: Controller,
     ):
         if config.lag > config.max_off_policy_steps:
             raise UserError(
@@ -39,9 +41,9 @@ class LockStep:
                 "every rollout would be too old to train"
             )
         self.config, self.sources, self.rollouts, self.groups = config, sources, rollouts, groups
-        self.queue, self.watcher, self.accounts = queue, watcher, accounts
+        self.queue, self.watcher, self.accounts, self.controller = queue, watcher, accounts, controller
         self.lag = config.lag
-        self.permits = asyncio.Semaphore(config.concurrency.max_inflight or 1024)
+        self.permits = asyncio.Semaphore(controller.max_inflight)
         self.rate = TaskRate(config.tasks_per_minute)
         self.silence = SilenceWarning(config)
         self.background: list[Callable] = []
@@ -84,6 +86,7 @@ class LockStep:
             self.accounts.start(group.env)
             episode = await self.rollouts.run(group, sample)
             group.episodes[sample] = episode
+            self.controller.completed(self.accounts.total, sum(trace.num_output_tokens for trace in episode.traces))
             self.accounts.end(group.env, episode.ok)
 
     def hold(self, held: bool) -> None:
@@ -91,6 +94,9 @@ class LockStep:
 
     def on_version(self, version: int) -> None:
         """A new version is served: `collect` asked for it."""
+
+    def cut(self, excess: int) -> None:
+        """The engines are overloaded: never called, the number of episodes in flight is pinned."""
 
     def drop_stale(self, pending: int) -> None:
         """A version is announced: nothing is in flight that could be too old."""

@@ -30,6 +30,7 @@ from rlmake.orchestrator.queue import Queue
 from rlmake.orchestrator.records import Group, Unit
 from rlmake.orchestrator.rollouts import Rollouts
 from rlmake.orchestrator.sources import Sources
+from rlmake.orchestrator.steering import Steering
 from rlmake.orchestrator.watcher import Watcher
 
 ENV_SERVER_SECONDS = 600.0
@@ -62,6 +63,7 @@ class Orchestrator:
             await self._ship(step, units)
             counted = self.progress.add(units)
             await self.checkpoints.after(step, units)
+            await self.steering.read()
             self._report(step, units, counted)
         if self.config.max_steps is not None:
             await self.collector.finish(self.config.max_steps)
@@ -112,7 +114,7 @@ class Orchestrator:
         row |= {"queue/traces": float(len(self.queue)), "queue/tokens": float(self.queue.tokens)}
         row |= {"watcher/version": float(self.watcher.version)}
         row |= {f"watcher/{name}_seconds": seconds for name, seconds in self.watcher.seconds.items()}
-        row["concurrency/max_inflight"] = float(self.config.concurrency.max_inflight or 0)
+        row |= self.steering.report()
         for source in self.sources.by_name.values():
             row |= source.metrics()
         self.queue.dropped = 0
@@ -150,7 +152,12 @@ class Orchestrator:
         self.queue.extend(self.resumed.waiting.queue)
 
     def _background(self) -> list[Any]:
-        return [self.checkpoints.answer, self.lag.watch, *self.collector.background]
+        found = [self.checkpoints.answer, self.lag.watch, *self.collector.background]
+        return found + self.steering.background(self._inflight, self.collector.cut)
+
+    def _inflight(self) -> int:
+        """Episodes in flight, of training and of evaluations."""
+        return self.accounts.total + self.evaluator.inflight
 
     async def _open(self) -> None:
         """Connect to engines and environments, build the components, restore the state."""
@@ -161,6 +168,8 @@ class Orchestrator:
         self.accounts, self.window, self.progress = Accounts(names), Window(names), Progress()
         self.clock, self.lag, self.warnings, self.useful = Clock(time.monotonic), LoopLag(), Warnings(), 0
         await self.engines.wait_ready()
+        self.steering = Steering(config, self.engines)
+        await self.steering.open()
         self.envs = await self._connect("train", config.train.source)
         self.eval_envs = await self._connect("eval", config.eval.source if config.eval else [])
         self.sources = Sources(
@@ -186,6 +195,7 @@ class Orchestrator:
             ctx,
             self.begun if self.resumed else None,
             lambda held: self.collector.hold(held),
+            lambda: self.steering.controller.max_inflight - self.accounts.total,
         )
         self.watcher = Watcher(
             transport.WeightReceiver(ctx.run_dir, ctx),
@@ -196,7 +206,8 @@ class Orchestrator:
             self._on_installed,
         )
         kind = LockStep if config.deterministic else Asynchronous
-        self.collector = kind(config, self.sources, rollouts, groups, self.queue, self.watcher, self.accounts)
+        parts = (self.sources, rollouts, groups, self.queue, self.watcher, self.accounts)
+        self.collector = kind(config, *parts, self.steering.controller)
         self.packer = Packer(config, ctx)
         self.sender = transport.open_sender(config.rollout_transport, ctx, keep=2 + self.collector.lag)
         self.checkpoints = checkpoints.Checkpoints(config, ctx, self.collector.lag, self._capture)

@@ -31,6 +31,10 @@ class Group:
     def accounted(self) -> bool:
         return len(self.episodes) >= self.size
 
+    def again(self) -> "Group":
+        """The same draw, not started; step and version are those of its next dispatch."""
+        return Group(self.index, self.env, self.draw, self.task, self.size, 0, 0, self.frozen)
+
     def in_order(self) -> list[vf.Episode]:
         return [self.episodes[sample] for sample in sorted(self.episodes)]
 
