@@ -21,8 +21,12 @@ class EnvServerConfig(Config):
     env: dict[str, Any] = semantic(..., ENV_KEYS_DOC)
     address: str = runtime("tcp://127.0.0.1:0", "Address to listen on; port 0: taken from the system.")
     address_file: str | None = runtime(None, "File in which the address is published.")
-    max_workers: int = runtime(1, "Worker processes; 1: in the server's own process.", ge=1)
-    multiplex: int = runtime(128, "Episodes per worker at the same time.", ge=1)
+    max_workers: int = runtime(1, "Most worker processes; another is started when nearly all places are taken.", ge=1)
+    multiplex: int = runtime(
+        128, "Places of a worker: episodes at the same time beyond which another is started.", ge=1
+    )
+    worker_timeout: float = runtime(120.0, "Seconds without an answer after which a worker hangs: replaced.", gt=0)
+    worker_max_memory: float | None = runtime(None, "GiB beyond which a worker is replaced.", gt=0)
     max_concurrent: int | None = runtime(None, "Most episodes at the same time over all workers.", ge=1)
     seed: int = semantic(0, "Seed of everything random.", ge=0)
     log: ComponentLogConfig = group(ComponentLogConfig, "Logging.")
@@ -43,6 +47,5 @@ class EnvServerConfig(Config):
     def of_source(cls, source: TrainSource | EvalSource, **given: Any) -> "EnvServerConfig":
         """The server configuration of a source; `given` are split, seed, log, output_dir, address_file, env_vars."""
         split = "train" if isinstance(source, TrainSource) else "eval"
-        return cls(
-            **{"name": source.name, "split": split, "env": source.env, "max_workers": source.serve.max_workers} | given
-        )
+        serve = source.serve.model_dump(exclude={"address"})
+        return cls(**{"name": source.name, "split": split, "env": source.env} | serve | given)

@@ -20,7 +20,12 @@ class ServeConfig(Config):
     """Where the environment server of a source runs."""
 
     address: str | None = runtime(None, "Address of a server that runs elsewhere; the launcher starts one when absent.")
-    max_workers: int = runtime(1, "Worker processes; 1: in the server's own process.", ge=1)
+    max_workers: int = runtime(1, "Most worker processes; another is started when nearly all places are taken.", ge=1)
+    multiplex: int = runtime(
+        128, "Places of a worker: episodes at the same time beyond which another is started.", ge=1
+    )
+    worker_timeout: float = runtime(120.0, "Seconds without an answer after which a worker hangs: replaced.", gt=0)
+    worker_max_memory: float | None = runtime(None, "GiB beyond which a worker is replaced.", gt=0)
 
 
 class _Source(Config):

@@ -1,31 +1,25 @@
 """The env server of one source: `python -m rlmake.envs.server @ <resolved>/envs/<split>/<name>.json`.
 
 Runs episodes for whoever asks over ZMQ (verifiers' protocol), on a loopback port that the system chose, and publishes
-its address for the clients of its run (`rlmake.envs.address`). A fault of a taskset, harness or engine is recorded in
-the episode that met it; the server goes on.
+its address for the clients of its run (`rlmake.envs.address`). This process is the broker (`rlmake.envs.pool`); the
+user's code runs in its workers (`rlmake.envs.worker`).
 """
 
-import functools
+import asyncio
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
+from loguru import logger
 from setproctitle import setproctitle
 
 from rlmake.core import log, procs
-from rlmake.core.errors import ConfigError, Fault, entry_point
+from rlmake.core.errors import ConfigError, entry_point
 from rlmake.core.rundir import RunContext
 from rlmake.envs import address
-
-
-class _Published:
-    """Stands where verifiers puts the bound address, and writes the address file."""
-
-    def __init__(self, path, ctx: RunContext, name: str):
-        self._path, self._ctx, self._name = path, ctx, name
-
-    def put(self, bound: str) -> None:
-        address.publish(self._path, bound, self._ctx, self._name)
+from rlmake.envs.pool import Broker, worker_command
 
 
 @entry_point
@@ -40,31 +34,21 @@ def main(argv: list[str] | None = None) -> None:
         raise ConfigError("usage: python -m rlmake.envs.server @ env.json")
     cfg = load_resolved(EnvServerConfig, argv[1])
     log.setup(f"env:{cfg.name}", cfg.log.level)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tokenizers are local directories by now
-    ctx = RunContext.from_env(cfg.output_dir)
-    _serve(cfg, ctx, argv[1])
-
-
-def _serve(cfg, ctx: RunContext, file: str) -> None:
-    from rlmake.envs import plugins
-
-    try:
-        env = plugins.resolve(cfg.env)
-    except (ValueError, ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(Fault(str(error).splitlines()[0], f"env of source '{cfg.name}'", file)) from error
-    from verifiers.v1.serve import env_config_data, serve_env
-
     _check_free(cfg.address)
+    asyncio.run(_serve(cfg, RunContext.from_env(cfg.output_dir), argv[1]))
+
+
+async def _serve(cfg, ctx: RunContext, file: str) -> None:
+    """Until SIGTERM or SIGINT, or until no worker can be started."""
+    broker = Broker(cfg, worker_command(file), os.environ)
     path = Path(cfg.address_file) if cfg.address_file else address.address_file(ctx, cfg.split, cfg.name)
-    serve_env(
-        max_workers=cfg.max_workers,
-        multiplex=cfg.multiplex,
-        max_concurrent=cfg.max_concurrent and max(1, cfg.max_concurrent // cfg.max_workers),
-        address=cfg.address,
-        address_queue=_Published(path, ctx, cfg.name),
-        log_setup=functools.partial(plugins.start_worker, cfg.log.vf_level),
-        config_data=env_config_data(env),
-    )
+    address.publish(path, broker.address, ctx, cfg.name)
+    logger.info(f"environment {cfg.name}: {broker.address}, at most {cfg.max_workers} workers")
+    task = asyncio.ensure_future(broker.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def _check_free(where: str) -> None:
