@@ -8,6 +8,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rlmake.core.errors import UserError
@@ -98,10 +99,9 @@ async def _all(
                 task.add_done_callback(ended)
             on_inflight(len(running))
             if running:
-                try:  # the limit may have been raised meanwhile
-                    await asyncio.wait_for(changed.wait(), LIMIT_POLL_S if more else None)
-                except TimeoutError:
-                    pass
+                with suppress(TimeoutError):  # the limit may have been raised meanwhile
+                    async with asyncio.timeout(LIMIT_POLL_S if more else None):
+                        await changed.wait()
         if failed:
             raise failed[0]
     finally:

@@ -6,6 +6,7 @@ is announced, and whatever became too old in the queue is dropped before a batch
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from loguru import logger
@@ -116,10 +117,9 @@ class Asynchronous:
             self.burst.limit = max(self.largest, self.controller.max_inflight // 10)
             pause = self.burst.wait()
             if not self._gate_open() or pause > 0:
-                try:
-                    await asyncio.wait_for(self.wake.wait(), pause or None)
-                except TimeoutError:
-                    pass
+                with suppress(TimeoutError):  # not `wait_for`: that may swallow a cancellation (CPython 3.11)
+                    async with asyncio.timeout(pause or None):
+                        await self.wake.wait()
                 continue
             group = next((g for g in self.open.values() if g.started < g.size), None) or await self._open()
             if group.index in self.open:  # it may have been dropped while the rate was waited for
