@@ -298,6 +298,16 @@ def test_checks_that_only_a_changed_object_can_meet():
     assert {"inference.vllm.model", "inference.vllm.chat_template", "orchestrator.weight_broadcast.type"} <= keys
 
 
+@pytest.mark.parametrize(
+    ("table", "name", "greatest"), [({}, "r16-a32", 16), ({"rank": 20, "alpha": 0.5}, "r20-a0.5", 32)]
+)
+def test_an_adapter_of_the_trainer_reaches_orchestrator_and_engine(table, name, greatest):
+    config = parsed("RLConfig", trainer={"model": {"lora": table}})
+    assert config.orchestrator.model.lora.name == name
+    assert config.inference.vllm.enable_lora and config.inference.vllm.max_lora_rank == greatest
+    assert parsed("RLConfig").orchestrator.model.lora is None and not parsed("RLConfig").inference.vllm.enable_lora
+
+
 def test_a_missing_default_algorithm_value_is_not_hidden():
     assert OrchestratorConfig.model_validate(raw("OrchestratorConfig")).train.algo.type == "grpo"
 
@@ -309,7 +319,6 @@ UNBUILT = [
     ("RLConfig", {"deployment": {**CPU, "num_infer_gpus": 1}}, "inference.engine"),
     ("RLConfig", {"inference": {"engine": "vllm"}}, "inference.engine"),
     ("RLConfig", {"weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type"),
-    ("RLConfig", {"trainer": {"model": {"lora": {}}}}, "trainer.model.lora"),
     ("RLConfig", {"trainer": {"model": {"cp": 2}}}, "trainer.model.cp"),
     ("RLConfig", {"trainer": {"model": {"vlm": {}}}}, "trainer.model.vlm"),
     ("SFTConfig", {"model__ep": 8}, "model.ep"),

@@ -9,10 +9,14 @@ import time
 
 import httpx
 import pytest
+import torch
 from openai import AsyncOpenAI, OpenAI
+from safetensors.torch import save_file
 
 from rlmake.config.renderer import RendererConfig
 from rlmake.core.rundir import RunContext
+from rlmake.models import exact, loading, lora
+from rlmake.models.logprobs import score
 from rlmake.models.renderer import CHATML, load_tokenizer, make_renderer
 from rlmake.transport import WeightSender
 
@@ -231,6 +235,47 @@ def test_bad_updates_leave_the_old_weights(server, models, tmp_path, restore):
     assert server.metric("rlmake:policy_version") == 0
 
 
+def test_an_adapter_is_loaded_replaced_and_exact(start, models, tmp_path):
+    base = loading.load(models["a"], attn=exact.NAME)
+    adapter = lora.inject(base, lora.Adapter(str(models["a"]), 4, 16.0, 0.0, ["q_proj", "down_proj"]), 0)
+    folders = []
+    for version in range(2):
+        folder = tmp_path / f"v{version}"
+        folder.mkdir()
+        generator = torch.Generator().manual_seed(version)
+        tensors = {
+            lora.FILE_PREFIX + name: torch.randn(p.shape, generator=generator) * 0.1
+            for name, p in lora.parameters(base)
+        }
+        save_file(tensors, folder / lora.WEIGHTS)
+        lora.write_config(adapter, folder)
+        folders.append(folder)
+    vllm = {"model": str(models["a"]), "max_model_len": 320, "served_model_name": "policy", "enable_lora": True}
+    server = start(tmp_path / "server", vllm=vllm).wait()
+    plain = flat(server.generate(PROMPT, max_tokens=12, logprobs=1, temperature=0))
+    server.post("/load_lora_adapter", {"lora_name": "r4-a16", "lora_path": str(tmp_path / "nowhere")}, 400)
+    for folder in folders:
+        server.post("/load_lora_adapter", {"lora_name": "r4-a16", "lora_path": str(folder), "load_inplace": True})
+        body = {"token_ids": PROMPT, "model": "r4-a16", "sampling_params": {"max_tokens": 12, "logprobs": 1}}
+        ids, values = flat(server.post("/inference/v1/generate", body))
+        lora.assign(base.eval(), loading.read_weights(folder), "here")
+        row = torch.tensor([*PROMPT, *ids])
+        with torch.no_grad():
+            hidden = exact.packed_forward(base, row[None], torch.arange(len(row))[None], [len(row)])
+            scores = score(hidden, base.lm_head.weight, torch.roll(row, -1))
+        assert values == scores[len(PROMPT) - 1 : -1].tolist()
+        assert (ids, values) != plain
+    assert [card["id"] for card in server.client.get("/v1/models").json()["data"]] == ["policy", "r4-a16"]
+    refused = {
+        "and cannot run": ("/inference/v1/generate", {"model": "policy", "token_ids": PROMPT}),
+        "load_inplace": ("/load_lora_adapter", {"lora_name": "r4-a16", "lora_path": str(folders[0])}),
+        "one at a time": ("/load_lora_adapter", {"lora_name": "other", "lora_path": str(folders[0])}),
+        "runs an adapter": ("/update_weights", {"weight_dir": str(models["b"])}),
+    }
+    for message, (path, body) in refused.items():
+        assert message in server.post(path, body, 400)["error"]["message"]
+
+
 def test_errors_are_one_line_of_json(server):
     cases = [
         ({"token_ids": list(range(10)) * 32}, "maximum context length is 320"),
@@ -253,8 +298,9 @@ def test_errors_are_one_line_of_json(server):
     assert "did you mean 'policy'" in error["message"]
     assert server.client.get("/nowhere").json()["error"]["code"] == 404
     assert server.client.get("/inference/v1/generate").status_code == 405
-    for path in ("/load_lora_adapter", "/init_broadcaster"):
-        assert "vllm" in server.post(path, {}, 501)["error"]["message"]
+    assert "vllm" in server.post("/init_broadcaster", {}, 501)["error"]["message"]
+    asked = {"lora_name": "r4-a8", "lora_path": "nowhere"}
+    assert "enable_lora" in server.post("/load_lora_adapter", asked, 400)["error"]["message"]
     assert "keep" in server.post("/pause", {"mode": "abort"}, 400)["error"]["message"]
     assert server.client.get("/health").status_code == 200
     server.generate(PROMPT, max_tokens=1, presence_penalty=0, repetition_penalty=1.0, min_p=None)

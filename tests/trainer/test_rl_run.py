@@ -19,7 +19,7 @@ from trainer_worlds import Ranks
 from rlmake import checkpoint as records
 from rlmake.config import TrainerConfig, parse
 from rlmake.core.rundir import RunContext, step_dir
-from rlmake.models import exact, loading
+from rlmake.models import exact, loading, lora
 from rlmake.models.logprobs import score
 from rlmake.monitors import read
 from rlmake.trainer import rl
@@ -62,13 +62,24 @@ class Orchestrator(threading.Thread):
                 time.sleep(0.005)
             if self.stop:
                 break
-            loading.assign(self.model, loading.read_weights(receiver.wait_finished(offered)), "broadcast")
+            self.serve(receiver.wait_finished(offered))
             version = offered
             self.served.append(version)
             if version < self.last:
                 sender.send([self.batch(version + 1, rank) for rank in range(self.ranks)])
                 self.halve(version + 1)
         sender.close()
+
+    def serve(self, folder: Path) -> None:
+        """Full weights, or an adapter on top of the base."""
+        tensors = loading.read_weights(folder)
+        if self.config.model.lora is None:
+            loading.assign(self.model, tensors, "broadcast")
+            return
+        if not lora.parameters(self.model):
+            lora.inject(self.model, lora.read_config(folder), 0)
+            self.model.eval()
+        lora.assign(self.model, tensors, "broadcast")
 
     def halve(self, step: int) -> None:
         """Our half of every step: the trainer may be asked to save any."""
@@ -176,6 +187,23 @@ def test_killed_and_resumed_is_the_uninterrupted_run(config, tmp_path, ranks):
     assert trace(straight) == trace(killed) and len(trace(killed)) == STEPS
     assert [row["ledger"] for row in ledger(straight).values()] == [row["ledger"] for row in ledger(killed).values()]
     assert all(kl == 0.0 for _, _, _, kl, _ in trace(straight)), "trainer and sampler agree bit for bit"
+
+
+def test_an_adapter_is_trained_sent_and_saved_alone(config, tmp_path):
+    """The sampler with the adapter on top agrees with the trainer bit for bit, at every version."""
+    path = tmp_path / "run"
+    run(config(path, max_steps=3, model={**config(path).model.model_dump(), "lora": {"rank": 4, "alpha": 16}}))
+    assert all(kl == 0.0 for _, _, _, kl, _ in trace(path)) and len(trace(path)) == 3
+    folder = path / "broadcasts" / "step_3"
+    sent, saved = loading.read_weights(folder), tensors(path, 3)
+    assert json.loads((folder / "version.json").read_text())["kind"] == "adapter"
+    assert {f"model.{name.removeprefix(lora.FILE_PREFIX)}" for name in sent} == {
+        key for key in saved if key.startswith("model.")
+    }
+    for name, tensor in sent.items():
+        assert torch.equal(tensor, saved[f"model.{name.removeprefix(lora.FILE_PREFIX)}"])
+    adapter = lora.read_config(folder)
+    assert (adapter.rank, adapter.alpha) == (4, 16.0)
 
 
 def test_what_is_broadcast_is_what_is_saved(config, tmp_path):

@@ -101,6 +101,53 @@ def test_killed_and_resumed_is_the_uninterrupted_run(config, tmp_path, ranks):
     assert len(samples) == len(set(samples)), "no row twice in one epoch"
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_adapter_with_dropout_killed_and_resumed_is_the_uninterrupted_run(config, tmp_path, ranks):
+    """Also with recomputation, which must draw the same dropout again. Only the adapter is in the checkpoint."""
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    table = {"model": {"lora": {"rank": 4, "alpha": 8, "dropout": 0.2}, "ac": {}}}
+    run(config(straight, **table), ranks)
+    process = Ranks(ranks, sft.train, config(killed, **table))
+    process.wait_until((killed / "checkpoints" / f"step_{KILL_BEHIND}" / "COMPLETE").exists)
+    process.kill()
+    step = records.newest(killed)
+    records.prune_future(killed, step)
+    run(config(killed, resume={"step": step}, **table), ranks, attempt=2)
+    a, b = tensors(straight, STEPS), tensors(killed, STEPS)
+    assert [key for key in a if not torch.equal(a[key], b[key])] == [] and trace(straight) == trace(killed)
+    assert all(".lora_A." in key or ".lora_B." in key for key in a)
+    assert sum(key.startswith("model.") for key in a) == 2 * 7 * 2 and any(key.endswith("exp_avg") for key in a)
+    facts = json.loads((straight / "checkpoints" / f"step_{STEPS}" / "trainer" / "model.json").read_text())
+    assert facts["lora"]["rank"] == 4 and facts["lora"]["alpha"] == 8.0 and "q_proj" in facts["lora"]["target_modules"]
+    assert any(tensor.any() for key, tensor in a.items() if key.endswith("lora_B.weight")), "B has moved"
+    losses = [loss for loss, *_ in trace(straight)]
+    assert losses[-1] < losses[0]
+
+
+def test_dropout_rests_in_validation_and_recomputation_changes_nothing(config, tmp_path, data_dir):
+    """Validation of the untrained adapter is the base model's; with and without recomputation the bytes are equal."""
+    losses, traces = [], []
+    data = {**config(tmp_path).data.model_dump(), "splits": ["heldout"]}
+    val = {"interval": 9, "eval_on_start": True, "data": data}
+    for name, model in (
+        ("base", {}),
+        ("plain", {"lora": {"rank": 4, "dropout": 0.5}}),
+        ("again", {"lora": {"rank": 4, "dropout": 0.5}, "ac": {}}),
+    ):
+        path = tmp_path / name
+        run(config(path, max_steps=2, scheduler=CONSTANT, val=val, model=model))
+        losses.append(next(row.metrics["val/loss"] for row in read(path) if "val/loss" in row.metrics))
+        traces.append(trace(path))
+    assert losses[0] == losses[1] == losses[2]
+    assert traces[1] == traces[2] != traces[0]
+
+
+def test_a_lora_target_that_fits_nothing_ends_the_run_in_one_line(config, tmp_path):
+    log = run(config(tmp_path / "run", model={"lora": {"target_modules": ["q_prj"]}}), code=2)
+    assert "model.lora.target_modules: no linear layer fits 'q_prj'; did you mean 'q_proj'?" in log
+    assert "Traceback" not in log
+
+
 def test_two_ranks_are_close_to_one_and_another_world_size_continues(config, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     run(config(one, max_steps=4, scheduler=CONSTANT))

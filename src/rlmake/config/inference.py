@@ -34,7 +34,7 @@ class TransformersConfig(Config):
 
 
 class VllmConfig(Config):
-    """The vLLM engine; model, its names, `max_model_len` and `chat_template` count for both engines."""
+    """The vLLM engine; model, its names, `max_model_len`, `chat_template` and adapters count for both engines."""
 
     model: str = semantic("Qwen/Qwen3-0.6B", "Hub id, directory, or target of the build.")
     max_model_len: int | None = semantic(None, "Longest sequence; the model's own limit when absent.", ge=2)
@@ -52,9 +52,18 @@ class VllmConfig(Config):
     tool_call_parser: str = semantic("auto", "Parser of tool calls.")
     reasoning_parser: str = semantic("auto", "Parser of reasoning.")
     enable_lora: bool = runtime(False, "Serve adapters.")
+    max_lora_rank: int = runtime(16, "Greatest rank of an adapter.", ge=1)
 
 
-BOTH_ENGINES = ("model", "max_model_len", "chat_template", "trust_remote_code", "served_model_name")
+BOTH_ENGINES = (
+    "model",
+    "max_model_len",
+    "chat_template",
+    "trust_remote_code",
+    "served_model_name",
+    "enable_lora",
+    "max_lora_rank",
+)
 
 
 class InferenceConfig(Config):

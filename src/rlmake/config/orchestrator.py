@@ -31,11 +31,18 @@ from rlmake.config.spread import get
 DEFAULT_BATCH_SIZE = 128
 
 
+class AdapterConfig(Config):
+    """The adapter that is sampled from, as the trainer sends it."""
+
+    name: str = runtime(..., "Its name at the inference server.")
+
+
 class OrchestratorModelConfig(Config):
     """The policy, as the inference server serves it."""
 
     name: str = semantic("Qwen/Qwen3-0.6B", "Hub id, directory, or target of the build.")
     client: ClientConfig = group(ClientConfig, "How to reach the server.")
+    lora: AdapterConfig | None = runtime(None, "The trainer trains an adapter; derived from trainer.model.lora.")
 
 
 class TrainConfig(Config):

@@ -26,7 +26,7 @@ from rlmake.config.shared import (
     check_env_vars,
     default_output_dir,
 )
-from rlmake.config.spread import ABSENT, Spreader, as_int, get, is_null, put_device, put_server
+from rlmake.config.spread import ABSENT, Spreader, as_int, get, is_null, put_adapter, put_device, put_server
 from rlmake.config.trainer import TrainerConfig
 from rlmake.config.unbuilt import is_built
 
@@ -131,6 +131,7 @@ class RLConfig(Config):
             kept = {k: v for k, v in ckpt.items() if k != "output_dir"} if isinstance(ckpt, dict) else ckpt
             spreader.put("orchestrator.ckpt", kept, "ckpt")
         put_device(spreader, "trainer", "num_train_gpus")
+        put_adapter(spreader, managed)
         if managed:
             put_device(spreader, "inference", "num_infer_gpus")
             put_server(spreader, "orchestrator.model.client")

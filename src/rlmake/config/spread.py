@@ -6,6 +6,7 @@ equal is fine. All of this works on the raw dictionaries, so that every componen
 
 from typing import Any
 
+from rlmake.config.trainer import LoRAConfig
 from rlmake.core.errors import Fault
 
 ABSENT = object()
@@ -110,6 +111,25 @@ def put_server(spreader: Spreader, client: str) -> None:
             spreader.put("inference.server.port", number, "inference.server.port")
         url = f"http://localhost:{number}/v1" if number else None
         spreader.put(f"{client}.base_url", url, "inference.server.port")
+
+
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what the vLLM engine can be told
+
+
+def put_adapter(spreader: Spreader, managed: bool) -> None:
+    """A trainer with `model.lora` sends adapters: their name for the orchestrator, and an engine that takes them."""
+    table = get(spreader.data, "trainer.model.lora", None)
+    if not isinstance(table, dict):
+        return
+    origin, fields = "trainer.model.lora", LoRAConfig.model_fields
+    rank, alpha = table.get("rank", fields["rank"].default), table.get("alpha", fields["alpha"].default)
+    name = f"r{rank}-a{alpha:g}" if isinstance(alpha, int | float) else f"r{rank}-a{alpha}"
+    spreader.put("orchestrator.model.lora.name", name, origin)
+    if managed:
+        spreader.put("inference.vllm.enable_lora", True, origin)
+        if get(spreader.data, "inference.vllm.max_lora_rank") is ABSENT:
+            least = next((size for size in ADAPTER_RANKS if size >= as_int(rank, 1)), rank)
+            spreader.put("inference.vllm.max_lora_rank", least, origin)
 
 
 def put_device(spreader: Spreader, part: str, gpus_key: str, default: int = 1) -> None:

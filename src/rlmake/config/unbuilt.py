@@ -38,7 +38,6 @@ UNBUILT = [
     Unbuilt("slurm", "submission to SLURM by an entry point is not built yet; use snakemake --profile slurm"),
     Unbuilt("monitors.wandb", "the Weights & Biases monitor is not built yet"),
     Unbuilt("monitors.prime", "the Prime monitor is not built yet"),
-    Unbuilt("model.lora", "LoRA is not built yet"),
     Unbuilt("model.cp", "context parallelism is not built yet", accept=(1, "1")),
     Unbuilt("model.dp_replicate", "replicated sharding is not tried yet", accept=(1, "1")),
     Unbuilt("model.fsdp_cpu_offload", "offloading of parameters is not tried yet"),

@@ -24,8 +24,15 @@ LATER = "is not part of the transformers engine; it comes with the vllm engine"
 KINDS = {400: "BadRequestError", 404: "NotFoundError", 501: "NotImplementedError", 503: "ServiceUnavailableError"}
 
 
-def make_app(engine: Engine, model: str, run_id: str | None, liveness_timeout: float, lifespan: Any = None) -> FastAPI:
-    """`model`: the name served; `run_id` lets a client tell its own server from a stranger's."""
+def make_app(
+    engine: Engine,
+    model: str,
+    run_id: str | None,
+    liveness_timeout: float,
+    lifespan: Any = None,
+    adapters: bool = False,
+) -> FastAPI:
+    """`model`: the name served; `run_id` lets a client tell its own server from a stranger's. `adapters`: taken."""
     app = FastAPI(title="rlmake inference", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     server = _Server(engine, model)
     created = int(time.time())
@@ -60,7 +67,10 @@ def make_app(engine: Engine, model: str, run_id: str | None, liveness_timeout: f
             "id": model, "object": "model", "created": created, "owned_by": "rlmake", "root": model,
             "max_model_len": engine.max_model_len, "run_id": run_id,
         }  # fmt: skip
-        return _json({"object": "list", "data": [card], "run_id": run_id})
+        cards = [card]
+        if server.adapter is not None:
+            cards.append({**card, "id": server.adapter, "root": server.adapter, "parent": model})
+        return _json({"object": "list", "data": cards, "run_id": run_id})
 
     @app.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
@@ -94,8 +104,14 @@ def make_app(engine: Engine, model: str, run_id: str | None, liveness_timeout: f
         return _json({"status": "updated", "version": version})
 
     @app.post("/load_lora_adapter")
-    async def load_lora_adapter() -> Response:
-        raise HTTPException(501, LATER)
+    async def load_lora_adapter(request: Request) -> Response:
+        asked = parse(protocol.LoadAdapterRequest, await _body(request))
+        if not adapters:
+            raise Refused("this server takes no adapters; set inference.vllm.enable_lora = true")
+        server.check_adapter(asked)
+        version = await asyncio.to_thread(engine.load_adapter, Path(asked.lora_path))
+        server.adapter = server.replies.model = asked.lora_name
+        return _json({"status": "loaded", "lora_name": asked.lora_name, "version": version})
 
     @app.post("/init_broadcaster")
     async def init_broadcaster() -> Response:
@@ -109,6 +125,7 @@ class _Server:
 
     def __init__(self, engine: Engine, model: str):
         self.engine, self.model = engine, model
+        self.adapter: str | None = None  # name of the adapter that is loaded
         self.replies = replies.Replies(engine.tokenizer, model)
 
     async def generate(self, request: Request) -> Response:
@@ -140,8 +157,18 @@ class _Server:
         return _json(self.replies.completions(prompts, done, asked))
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
-            raise HTTPException(404, f"the model '{name}' is not served here{nearest(name, [self.model])}")
+        if self.adapter is not None and name == self.model:
+            raise Refused(f"this server runs the adapter '{self.adapter}' and cannot run '{name}' without it as well")
+        served = self.adapter or self.model
+        if name is not None and name != served:
+            raise HTTPException(404, f"the model '{name}' is not served here{nearest(name, [served])}")
+
+    def check_adapter(self, asked: protocol.LoadAdapterRequest) -> None:
+        """One adapter at a time, replaced only where that is asked for."""
+        if self.adapter not in (None, asked.lora_name):
+            raise Refused(f"this server runs the adapter '{self.adapter}', and one at a time")
+        if self.adapter == asked.lora_name and not asked.load_inplace:
+            raise Refused(f"the adapter '{asked.lora_name}' is loaded already; load_inplace = true replaces it")
 
     def _render(self, asked: protocol.ChatRequest) -> list[int]:
         tokenizer = self.engine.tokenizer

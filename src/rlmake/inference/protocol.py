@@ -132,6 +132,14 @@ class UpdateRequest(Fields):
     version: int | None = Field(None, ge=0)
 
 
+class LoadAdapterRequest(Fields):
+    """`POST /load_lora_adapter`: the adapter of a folder in PEFT's layout, under a name. `load_inplace`: replace it."""
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str
+    load_inplace: bool = False
+
+
 class PauseRequest(Fields):
     """`POST /pause`: running requests are kept where they are."""
 

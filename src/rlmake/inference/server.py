@@ -59,7 +59,7 @@ def serve(cfg: InferenceConfig, address_file: Path | None = None) -> None:
             logger.info(f"serving {name} on {address}")
             yield
 
-    app = make_app(engine, name, _run_id(cfg), cfg.server.liveness_timeout_seconds, lifespan)
+    app = make_app(engine, name, _run_id(cfg), cfg.server.liveness_timeout_seconds, lifespan, cfg.vllm.enable_lora)
     options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": GRACE, "backlog": 2048}
     # Clients (httpx) drop idle connections after 5 s, uvicorn's default too: whoever reuses one just then would fail.
     options["timeout_keep_alive"] = 75

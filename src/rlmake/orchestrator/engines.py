@@ -13,16 +13,18 @@ from rlmake.core.errors import RunFailed, UserError
 from rlmake.core.rundir import RunContext
 
 ATTEMPTS = 10
-PAUSE_SECONDS, UPDATE_SECONDS = 300.0, 720.0
+PAUSE_SECONDS, UPDATE_SECONDS, ADAPTER_SECONDS = 300.0, 720.0, 60.0
 
 
 class Engines:
     """`base_url` (with /v1) is for rollouts; `admin` are the engines themselves, past any router."""
 
-    def __init__(self, config: Any, model: str, ctx: RunContext):
+    def __init__(self, config: Any, base: str, ctx: RunContext, adapter: str | None = None):
+        """`base`: the model that the servers must serve. `adapter`: what is sampled from, once it was loaded."""
         if config.base_url is None:
             raise UserError("orchestrator.model.client.base_url is missing: which inference server?")
-        self.config, self.model, self.ctx = config, model, ctx
+        self.config, self.base, self.adapter, self.ctx = config, base, adapter, ctx
+        self.model = adapter or base
         self.base_url = config.base_url.rstrip("/")
         self.max_model_len: int | None = None  # tokens, once the engines have told it
         urls = config.admin_base_url or [self.base_url]
@@ -65,8 +67,8 @@ class Engines:
         run_id = reply.get("run_id", reply["data"][0].get("run_id") if reply["data"] else None)
         if run_id is not None and run_id != self.ctx.run_id:
             raise UserError(f"inference server {client.base_url} belongs to run {run_id!r}, not to {self.ctx.run_id!r}")
-        if self.model not in names:
-            raise UserError(f"inference server {client.base_url} serves {', '.join(names)}, not {self.model}")
+        if self.base not in names:
+            raise UserError(f"inference server {client.base_url} serves {', '.join(names)}, not {self.base}")
 
     async def pause(self) -> None:
         """Freeze running requests; they go on after `resume`."""
@@ -78,6 +80,11 @@ class Engines:
     async def update_weights(self, folder: Path, version: int) -> None:
         """Load a version from files on every engine, at the same time. From files this may be repeated safely."""
         await self._all("/update_weights", UPDATE_SECONDS, {"weight_dir": str(folder), "version": version})
+
+    async def load_adapter(self, folder: Path) -> None:
+        """Put the adapter in a folder in place of the one before, on every engine; nothing has to be paused."""
+        body = {"lora_name": self.adapter, "lora_path": str(folder), "load_inplace": True}
+        await self._all("/load_lora_adapter", ADAPTER_SECONDS, body)
 
     async def _all(self, path: str, timeout: float, body: dict | None = None) -> None:
         await asyncio.gather(*(self._call(client, "POST", path, timeout, body) for client in self.admin))

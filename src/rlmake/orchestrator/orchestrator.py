@@ -44,7 +44,8 @@ class Orchestrator:
         if not config.train.source:
             raise UserError("orchestrator.train.source: needs at least one source")
         self.config, self.ctx = config, ctx
-        self.engines = Engines(config.model.client, config.model.name, ctx)
+        adapter = config.model.lora and config.model.lora.name
+        self.engines = Engines(config.model.client, config.model.name, ctx, adapter)
         folder = checkpoints.resume_folder(config, ctx.run_dir)
         self.resumed = checkpoints.load(folder) if folder else None
 

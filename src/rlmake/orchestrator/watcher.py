@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 from loguru import logger
 
@@ -54,13 +55,7 @@ class Watcher:
         await self._finished(version)
         folder = await asyncio.to_thread(self.receiver.verify, version)
         received = time.monotonic()
-        await self.engines.pause()
-        try:
-            await self.engines.update_weights(folder, version)
-        finally:
-            # The engines must not stay frozen; if they are gone the update's own error counts.
-            with suppress(RunFailed):
-                await self.engines.resume()
+        await self._install(folder, version)
         self.version = version
         served = time.monotonic()
         self.seconds = {"receive": received - offered, "update": served - received}
@@ -69,6 +64,18 @@ class Watcher:
         event, self.changed = self.changed, asyncio.Event()
         event.set()
         return version
+
+    async def _install(self, folder: Path, version: int) -> None:
+        if self.engines.adapter is not None:
+            await self.engines.load_adapter(folder)
+            return
+        await self.engines.pause()
+        try:
+            await self.engines.update_weights(folder, version)
+        finally:
+            # The engines must not stay frozen; if they are gone the update's own error counts.
+            with suppress(RunFailed):
+                await self.engines.resume()
 
     async def _finished(self, version: int) -> None:
         deadline = time.monotonic() + self.timeout

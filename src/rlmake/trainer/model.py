@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from rlmake.models import exact, loading, packed
+from rlmake.models import exact, loading, lora, packed
 from rlmake.models.text import template_text
 from rlmake.trainer import checkpoint
 
@@ -24,10 +24,13 @@ def load_model(config: Any) -> tuple[nn.Module, dict[str, Any]]:
     )
     if is_exact:
         exact.require(model.config)
+    adapter = None
+    if table.lora is not None:
+        adapter = lora.inject(model, lora.Adapter.of_config(table.name, table.lora), config.seed)
     return model, {
         "config": model.config.to_dict(),
         "assets": config.tokenizer.name or table.name,
         "chat_template": None if template is None else template_text(template),
         "prefix": checkpoint.PREFIX,
-        "lora": None,
+        "lora": None if adapter is None else adapter.to_record(),
     }

@@ -17,10 +17,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def parallelise(root: nn.Module, blocks: list[nn.Module], config: Any, world: World) -> None:
     """Apply `config` (`trainer.model`) to `root`, in place. Gradients are summed over ranks, never averaged."""
     if config.ac is not None:
+        random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in root.modules())
         for block in blocks[:: config.ac.freq]:
             block.gradient_checkpointing = True
             block._gradient_checkpointing_func = functools.partial(
-                checkpoint, use_reentrant=False, preserve_rng_state=False
+                checkpoint, use_reentrant=False, preserve_rng_state=random
             )
     if config.compile is not None:
         for block in blocks:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlmake.models import exact, packed
+from rlmake.models import exact, lora, packed
 from rlmake.models.logprobs import token_logprobs
 from rlmake.trainer.batch import PackedRow
 from rlmake.trainer.lm_head import chunked_logprobs
@@ -32,8 +32,9 @@ class Policy(nn.Module):
         return chunked_logprobs(hidden, weight, row.targets, temperatures, self.head_chunk)
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters by their Hugging Face names; a tied head is not listed."""
-        return list(self.model.named_parameters())
+        """What is trained, saved and sent: all parameters by their Hugging Face names (a tied head is not listed), or
+        those of the adapter alone."""
+        return lora.parameters(self.model) or list(self.model.named_parameters())
 
 
 def head_chunk(config: Any) -> int:

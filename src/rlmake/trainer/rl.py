@@ -7,6 +7,7 @@ what is trained from here, also after a resume.
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 from loguru import logger
@@ -16,7 +17,7 @@ from rlmake.core import log
 from rlmake.core.errors import RunFailed, UserError, entry_point
 from rlmake.core.procs import die_with_parent
 from rlmake.core.rundir import RunContext
-from rlmake.models import exact
+from rlmake.models import exact, lora
 from rlmake.monitors import Monitors, setup
 from rlmake.trainer import losses
 from rlmake.trainer import world as worlds
@@ -25,7 +26,7 @@ from rlmake.trainer.metrics import TokenStatistics, performance
 from rlmake.trainer.model import load_model
 from rlmake.trainer.parallel import flops_per_token, peak_flops
 from rlmake.trainer.training import SAVED_AND_LEFT, Training, prepare
-from rlmake.trainer.weights import write_weights
+from rlmake.trainer.weights import write_adapter, write_weights
 from rlmake.transport import Batch, WeightSender, broadcast, open_receiver
 
 HALVES = ("trainer", "orchestrator")
@@ -123,18 +124,22 @@ def send(training: Training, sender: WeightSender | None) -> None:
     """Broadcast `v{training.step}` and wait until the receiver has accepted it; every rank calls it."""
     dtype = torch.float32 if training.policy.exact else torch.bfloat16
     named, timeout = training.policy.named(), training.config.weight_broadcast.timeout
-    broadcast(
-        sender,
-        training.step,
-        lambda folder: write_weights(named, folder, dtype),
-        training.world.on_master,
-        timeout=timeout,
-    )
+    adapter = training.facts["lora"]
+
+    def write(folder: Path | None) -> None:
+        if adapter is None:
+            write_weights(named, folder, dtype)
+        else:
+            write_adapter(named, lora.Adapter(**adapter), folder, dtype)
+
+    kind = "full" if adapter is None else "adapter"
+    broadcast(sender, training.step, write, training.world.on_master, timeout=timeout, kind=kind)
 
 
 def report_exactness(model: torch.nn.Module) -> None:
     """The start-up self-test: trainer and engine agree bit for bit on this machine, or it is said that they do not."""
-    result = exact.establish(model)
+    with lora.stirred(model):
+        result = exact.establish(model)
     (logger.info if result.ok else logger.warning)(f"forward on this machine: {result}")
 
 

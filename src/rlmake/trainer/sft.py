@@ -97,10 +97,12 @@ def validate(training: Training, loader: SFTLoader) -> dict[str, float]:
     total = torch.zeros(1, dtype=torch.float64, device=training.world.device)
     tokens = 0
     loader.restart()
+    training.policy.eval()
     for data in loader:
         tokens += data.trained_tokens
         for row in data.rows:
             total += negative_log_likelihood(training, row).double()
+    training.policy.train()
     loss = training.world.sum(total).item() / tokens
     return {"val/loss": loss, "val/perplexity": math.exp(min(loss, 20.0))}
 

@@ -1,4 +1,4 @@
-"""Writing the policy's weights as safetensors under their Hugging Face names, for the engines."""
+"""Writing the policy's weights, or its adapter, as safetensors for the engines."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from rlmake.models import lora
 
 SHARD_BYTES = 4 << 30
 
@@ -26,11 +28,25 @@ def write_weights(named: list[tuple[str, nn.Parameter]], folder: Path | None, dt
         shard.clear()
 
     for name, p in named:
-        value = p.detach().to(dtype)
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        whole = _whole(p, dtype)
         if folder is None:
             continue
         if sum(tensor.nbytes for tensor in shard.values()) + whole.nbytes > SHARD_BYTES:
             flush()
         shard[name] = whole.cpu().contiguous()
     flush()
+
+
+def write_adapter(
+    named: list[tuple[str, nn.Parameter]], adapter: lora.Adapter, folder: Path | None, dtype: torch.dtype
+) -> None:
+    """Gather the adapter's parameters and, where `folder` is not None, write it there in PEFT's layout, as `dtype`."""
+    tensors = {f"{lora.FILE_PREFIX}{name}": _whole(p, dtype).cpu().contiguous() for name, p in named}
+    if folder is not None:
+        save_file(tensors, folder / lora.WEIGHTS, metadata={"format": "pt"})
+        lora.write_config(adapter, folder)
+
+
+def _whole(p: nn.Parameter, dtype: torch.dtype) -> Tensor:
+    value = p.detach().to(dtype)
+    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -94,6 +94,9 @@ class Engine(Protocol):
     def update_weights(self, folder: Path, version: int | None) -> int:
         """Load a version from a directory, all or nothing; returns the version served. `UserError` leaves the old."""
 
+    def load_adapter(self, folder: Path) -> int:
+        """Serve the adapter of a directory on top of the weights, in place of the one before; returns the version."""
+
     def stats(self) -> Stats: ...
 
     def alive(self, timeout: float) -> bool:

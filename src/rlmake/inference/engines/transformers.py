@@ -21,7 +21,7 @@ from rlmake.core.seeds import derive
 from rlmake.inference.engines.base import Completion, EngineFailed, Refused, Sampling, Stats
 from rlmake.inference.engines.batch import Batch, Sequence
 from rlmake.inference.weights import read_version
-from rlmake.models import exact, loading
+from rlmake.models import exact, loading, lora
 from rlmake.models.text import load_tokenizer, template_text
 
 IDLE_BEAT = 1.0  # seconds between signs of life of an idle or paused engine
@@ -55,6 +55,7 @@ class TransformersEngine:
         self._failure: BaseException | None = None
         self._beat = time.monotonic()
         self._version = 0
+        self._adapter: lora.Adapter | None = None
         self._prompt_tokens = self._generation_tokens = 0
         self._finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         ready: Future[None] = Future()
@@ -102,6 +103,8 @@ class TransformersEngine:
         tensors, found = read_version(folder, version)
 
         def assign() -> int:
+            if self._adapter is not None:
+                raise UserError("this server runs an adapter, which belongs to the weights it has; start another one")
             loading.assign(self._batch.model, tensors, str(folder))
             self._batch.refresh_head()
             self._version = self._version + 1 if found is None else found
@@ -110,6 +113,36 @@ class TransformersEngine:
         served = self._command(assign)
         logger.info(f"weights v{served} from {folder}")
         return served
+
+    def load_adapter(self, folder: Path) -> int:
+        tensors, found = read_version(folder, None)
+        adapter = lora.read_config(folder)
+
+        def assign() -> int:
+            model = self._batch.model
+            if self._adapter is None:
+                self._adapt(adapter)
+            elif (self._adapter.rank, self._adapter.alpha) != (adapter.rank, adapter.alpha):
+                raise UserError(
+                    f"{folder}: rank or alpha differs from the adapter that is loaded; start another server"
+                )
+            lora.assign(model, tensors, str(folder))
+            self._version = self._version + 1 if found is None else found
+            return self._version
+
+        served = self._command(assign)
+        logger.info(f"adapter v{served} from {folder}")
+        return served
+
+    def _adapt(self, adapter: lora.Adapter) -> None:
+        """Put an adapter's modules into the model, which must still be exact with them."""
+        model = self._batch.model
+        with torch.inference_mode(False):
+            self._adapter = lora.inject(model, adapter, 0)
+        model.requires_grad_(False).eval()
+        if self._cfg.transformers.dtype == "float32":
+            with lora.stirred(model):
+                self._test(model)
 
     def stats(self) -> Stats:
         with self._wake:
@@ -177,11 +210,14 @@ class TransformersEngine:
         model = loading.load(self._folder, attn=exact.NAME, dtype=options.dtype, trust_remote_code=trust)
         model.requires_grad_(False)
         if options.dtype == "float32":
-            result = exact.establish(model)
-            log = logger.info if result.ok else logger.warning
-            log(f"self-test: {result}{'' if result.ok else '; logprobs agree with the trainer to about 1e-5 only'}")
+            self._test(model)
         head = self._cfg.enable_fp32_lm_head
         self._batch = Batch(model, self.tokenizer, options.max_slots, self.max_model_len, head)
+
+    def _test(self, model: torch.nn.Module) -> None:
+        result = exact.establish(model)
+        log = logger.info if result.ok else logger.warning
+        log(f"self-test: {result}{'' if result.ok else '; logprobs agree with the trainer to about 1e-5 only'}")
 
     def _wait_for_work(self) -> bool:
         """Run commands, drop what was cancelled, and wait until there is something to do. False at the end."""
