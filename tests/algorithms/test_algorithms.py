@@ -243,6 +243,7 @@ async def test_opsd_puts_the_hint_before_the_branch(make):
         episode = make.episode(make.simple(0.0, 2, info={"demonstration": "abcd"}))
         await score(instance, [episode])
         assert server.seen[0]["token_ids"] == [900] * 4 + [0, 1, 2, 0, 1, 2] and server.seen[0]["model"] == "model"
+        assert server.seen[0]["cache_salt"] == episode.id
         assert episode.traces[0].nodes[1].reference_logprobs == pytest.approx([-1.08, -2.09])
         with pytest.raises(UserError, match=r"algo\.demo_key 'demonstration'"):
             await score(instance, [make.episode(make.simple(0.0, 2))])

@@ -77,6 +77,8 @@ RL = [
     ({"orchestrator__eval": {"source": [source(), source()]}}, "orchestrator.eval.source.1.name: 'reverse-text' is also"),
     ({"orchestrator__train__source": [source(algo={"loss_aggregation": "prompt"}), source(name="b")]},
      "orchestrator.train.source: all sources must share algo.loss_aggregation"),
+    ({"orchestrator__train__source": [source(algo={"loss_aggregation": "prompt"}), source(name="b", algo={"type": "rae"})]},
+     "orchestrator.train.source: all sources must share algo.loss_aggregation"),
     # renderer
     ({"orchestrator__renderer": ...}, "orchestrator.renderer.name: 'auto' knows hub ids only, not 'outputs/a/sft/weights'"),
     ({"orchestrator__renderer": {"name": "qwen"}}, "orchestrator.renderer.name: expected a renderer's name, not 'qwen'; did you mean 'qwen3'?"),

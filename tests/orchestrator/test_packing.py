@@ -103,6 +103,8 @@ def test_micro_batch_layout_fills_and_padding():
     assert row.sequence_lengths == [3, 5] and row.sample_ids == ["a", "b"] and row.env_names == ["env", "env"]
     assert row.rl_weights.tolist() == [1, 1, 1, 0, 0, 0, 0.25, 0] and row.ref_kl_weights is None
     assert row.ce_weights.tolist() == pytest.approx([0, 0, 0, 0, 0.1, 0, 0, 0]) and row.temperatures[-1] == 1
+    swapped = micro_batch([right, left], 4)  # the padding behind a sample that has no such stream
+    assert swapped.rl_weights.tolist() == [0, 0, 0, 0.25, 1, 1, 1, 0] and len(swapped.ce_weights) == 8
     counts = loss_counts([left, right])
     assert (counts.rl, counts.ce, counts.ref_kl) == (2.25, 1, 0)
 

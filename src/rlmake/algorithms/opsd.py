@@ -26,7 +26,10 @@ class OPSD(Algorithm):
         for trace in trainable_traces(episode):
             hint = await asyncio.to_thread(self._hint_ids, self._demonstration(trace))
             branches = trainable_branches(trace)
-            scores = await asyncio.gather(*(self.teacher.logprobs(hint + branch.token_ids) for branch in branches))
+            # A salt of its own: nothing of a prefix that an engine cached under other weights may be used again.
+            scores = await asyncio.gather(
+                *(self.teacher.logprobs(hint + branch.token_ids, cache_salt=episode.id) for branch in branches)
+            )
             for branch, logprobs in zip(branches, scores, strict=True):
                 set_reference(branch, logprobs[len(hint) :])
 

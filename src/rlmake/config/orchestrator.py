@@ -69,8 +69,9 @@ class TrainConfig(Config):
         for source in self.source:
             inherit(source, {"group_size": self.group_size, "algo": self.algo, "sampling": self.sampling})
         faults = name_faults(self.source)
+        # Algorithms of the rl component without the option weigh every token alike.
         aggregations = {
-            source.algo.loss_aggregation for source in self.source if hasattr(source.algo, "loss_aggregation")
+            getattr(source.algo, "loss_aggregation", "token") for source in self.source if source.algo.signal == "rl"
         }
         if len(aggregations) > 1:
             faults.append(("source", "all sources must share algo.loss_aggregation"))

@@ -88,7 +88,6 @@ def micro_batch(samples: Sequence[TrainingSample], multiple: int) -> MicroBatch:
     zeros = [np.zeros(n, np.float32) for n in lengths]
     advantages = [z if s.advantages is None else s.advantages for s, z in zip(samples, zeros, strict=True)]
     positions = [np.arange(n, dtype=np.int32) for n in lengths]
-    lengths[-1] += pad
     return MicroBatch(
         input_ids=joined([sample.token_ids for sample in samples], PAD_TOKEN),
         position_ids=np.concatenate([*positions, np.arange(pad, dtype=np.int32)]),
@@ -96,7 +95,7 @@ def micro_batch(samples: Sequence[TrainingSample], multiple: int) -> MicroBatch:
         advantages=joined(advantages, 0.0),
         inference_logprobs=joined([sample.logprobs for sample in samples], 0.0),
         temperatures=joined([sample.temperatures for sample in samples], 1.0),
-        sequence_lengths=lengths,
+        sequence_lengths=[*lengths[:-1], lengths[-1] + pad],
         env_names=[sample.env_name for sample in samples],
         sample_ids=[sample.sample_id for sample in samples],
         **{name: stream(name, fill) for name, fill in FILLS.items()},
