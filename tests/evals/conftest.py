@@ -38,7 +38,7 @@ class FakeEnv:
     def task(self, index):
         return EnvTask(index, f"k{index}", f"h{index}", "T", {"prompt": f"p{index}"})
 
-    async def run(self, task, client, model, sampling):
+    async def run(self, task, client, model, sampling, on_delta=None):
         self.calls.append((task.index, sampling))
         self.running += 1
         self.most = max(self.most, self.running)

@@ -108,7 +108,7 @@ class Env(EnvHandle):
     def task(self, index):
         return EnvTask(index, f"{self.name}-{index}", "", "Toy", {"idx": index, "prompt": str(index)})
 
-    async def run(self, task, client, model, sampling):
+    async def run(self, task, client, model, sampling, on_delta=None):
         sampling = vf.SamplingConfig.model_validate(sampling)
         body = {
             "model": model,

@@ -6,6 +6,7 @@ import pytest
 
 from rlmake.config.orchestrator import OnlineEvalConfig
 from rlmake.monitors import setup
+from rlmake.monitors.traces import Recorder
 from rlmake.orchestrator.evaluation import Evaluator
 
 
@@ -15,8 +16,8 @@ def make(tmp_path, max_steps=10, resumed_at=None, monitors=None, **config):
     ctx = SimpleNamespace(run_dir=tmp_path, attempt=1)
     held = []
     evaluator = Evaluator(
-        SimpleNamespace(eval=table, max_steps=max_steps), {"a": None, "b": None}, None, "m", monitors, ctx, resumed_at,
-        held.append,
+        SimpleNamespace(eval=table, max_steps=max_steps), {"a": None, "b": None}, None, "m", monitors,
+        Recorder((), "", 1), ctx, resumed_at, held.append,
     )  # fmt: skip
     return evaluator, held
 

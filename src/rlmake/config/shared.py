@@ -115,6 +115,9 @@ class FileMonitorConfig(Config):
     """Metrics and traces as files in the run directory."""
 
     path: str | None = runtime(None, "Folder; `monitors/file` of the run directory when absent.")
+    chunk_bytes: int = runtime(5 << 30, "Size at which a chunk of the trace stream is full.", ge=1 << 16)
+    compress: bool = runtime(True, "Compress full chunks (zstd).")
+    float_decimals: int | None = runtime(4, "Decimals of numbers per token in traces; all when absent.", ge=0)
 
 
 class WandbConfig(Config):

@@ -9,7 +9,7 @@ msgpack. (`episode.to_record()`, for files that people read, rounds to four deci
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,16 +100,22 @@ class EnvHandle:
         return self._tasks[index]
 
     async def run(
-        self, task: EnvTask, client: vf.ClientConfig, model: str, sampling: vf.SamplingConfig | Mapping[str, Any]
+        self,
+        task: EnvTask,
+        client: vf.ClientConfig,
+        model: str,
+        sampling: vf.SamplingConfig | Mapping[str, Any],
+        on_delta: Callable[[dict[str, Any]], None] | None = None,
     ) -> vf.WireEpisode:
         """One episode. A failure of any kind is an episode with `ok` False and its error, never an exception.
 
-        Cancelling the awaiting task cancels the episode on the server.
+        Cancelling the awaiting task cancels the episode on the server. `on_delta` sees the traces grow
+        (`verifiers.v1.serve.delta`).
         """
         try:
             if not isinstance(sampling, vf.SamplingConfig):
                 sampling = vf.SamplingConfig.model_validate(sampling)
-            episode = await self._client.run(client=client, model=model, sampling=sampling, task_data=task.data)
+            episode = await self._client.run(client, model, sampling, task.data, on_delta)
         except Exception as error:
             episode = self.failed(task, type(error).__name__, str(error))
         episode.env.name = self.name

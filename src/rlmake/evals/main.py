@@ -54,12 +54,19 @@ async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any], address_file:
     from rlmake.evals.runner import episode_deadline, evaluate, wire_sampling
 
     logs = monitors.setup(cfg.monitors, "eval", ctx)
+    recorder = logs.recorder(ctx.run_id)
     base_url = await published_url(cfg.client, address_file)
     handles, model = await _connect(cfg, ctx, base_url, ctx.run_id if cfg.inference is not None else None)
     # Tokens are only asked for where a renderer is named: chat completions serve every endpoint alike.
     renderer = None if cfg.renderer.name == "auto" else cfg.renderer
     client = engine_client(cfg.client, base_url, renderer, cfg.tokenizer.name)
     results, stop = [], _stop_on_signals()
+    recorder.planned(
+        {
+            source.name: (env.num_tasks() or 0) * source.group_size
+            for source, env in zip(cfg.source, handles, strict=True)
+        }
+    )
     try:
         for source, env in zip(cfg.source, handles, strict=True):
             result = await evaluate(
@@ -72,6 +79,7 @@ async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any], address_file:
                 max_inflight=cfg.concurrency.max_inflight or 1024,
                 deadline=episode_deadline(source.env),
                 stop=stop,
+                recorder=recorder,
             )
             entry = summary.summarise(result)
             logger.success(summary.line(result, entry, 0))
@@ -79,7 +87,7 @@ async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any], address_file:
             results.append(result)
     finally:
         await asyncio.gather(*(env.close() for env in handles))
-        logs.close()
+        logs.close(finished=not stop.is_set() and len(results) == len(cfg.source))
     made = report.make(results, identity=identity, sampling=wire_sampling(cfg.sampling), seed=cfg.seed)
     report.write(ctx.run_dir, made, results)
     logger.info(f"report: {ctx.run_dir / report.REPORT}")

@@ -15,6 +15,7 @@ from rlmake.core.errors import UserError
 from rlmake.core.seeds import derive
 from rlmake.envs.client import EnvHandle, EnvTask
 from rlmake.evals.records import EnvResult, EpisodeRecord, of_episode
+from rlmake.monitors.traces import Recorder, Work
 
 DEADLINE_S = 3600.0  # of an episode whose environment has no limit of its own
 LIMIT_POLL_S = 0.5  # how soon a raised limit is seen when nothing ends
@@ -36,6 +37,8 @@ async def evaluate(
     on_episode: Callable[[EpisodeRecord], None] | None = None,
     on_inflight: Callable[[int], None] | None = None,
     on_all_started: Callable[[], None] | None = None,
+    recorder: Recorder | None = None,
+    version: int = 0,
 ) -> EnvResult:
     """Run all tasks of `env`.
 
@@ -44,17 +47,20 @@ async def evaluate(
     `max_inflight` may change while it runs. Setting `stop` gives up what is in flight and returns what there is.
     Records in `done` (of an earlier attempt) are taken as they are. `on_inflight` hears how many episodes run, and
     `on_all_started` when the last one has begun. Never raises for an episode.
+    `recorder` gets every episode for the trace stream, as of policy `version`.
     """
     num_tasks = env.num_tasks()
     if num_tasks is None:
         raise UserError(f"env {env.name!r}: its tasks have no end; say how many with select.limit")
-    started = time.monotonic()
+    started, recorder = time.monotonic(), recorder or Recorder((), "", 1)
     places = [(index, sample) for index in range(num_tasks) for sample in range(group_size)]
     records = {(record.task, record.sample): record for record in done}
     records = {place: records[place] for place in places if place in records}
 
     async def run(index: int, sample: int) -> None:
-        record = await _episode(env, client, model, env.task(index), sample, sampling, seed, deadline)
+        group = f"{env.name}/v{version}/{index}"
+        work = Work("eval", env.name, group, f"eval/{group}/{sample}", version, version, time.time(), index, sample)
+        record = await _episode(env, client, model, env.task(index), work, sampling, seed, deadline, recorder)
         records[index, sample] = record
         if on_episode is not None:
             on_episode(record)
@@ -117,18 +123,21 @@ async def _episode(
     client: Any,
     model: str,
     task: EnvTask,
-    sample: int,
+    work: Work,
     sampling: Mapping[str, Any],
     seed: int,
     deadline: float,
+    recorder: Recorder,
 ) -> EpisodeRecord:
-    own_seed = derive(seed, "eval", env.name, task.key, sample)
+    own_seed = derive(seed, "eval", env.name, task.key, work.sample)
     try:
-        async with asyncio.timeout(deadline):
-            episode = await env.run(task, client, model, {**sampling, "seed": own_seed})
+        with recorder.episode(work) as on_delta:
+            async with asyncio.timeout(deadline):
+                episode = await env.run(task, client, model, {**sampling, "seed": own_seed}, on_delta)
     except TimeoutError:
         episode = env.failed(task, "EpisodeTimeout", f"no result within {deadline:.0f} s", is_timeout=True)
-    return of_episode(episode, env.name, task, sample, own_seed)
+    recorder.arrived(work, episode, work.version)
+    return of_episode(episode, env.name, task, work.sample, own_seed)
 
 
 def wire_sampling(sampling: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from typing import Any
 
 from loguru import logger
 
+from rlmake.monitors.base import Monitor
+
 Text = Callable[[float], str]
 
 
@@ -50,7 +52,7 @@ def step_line(producer: str, row: Mapping[str, Any]) -> str | None:
     return " | ".join(parts)
 
 
-class ConsoleMonitor:
+class ConsoleMonitor(Monitor):
     """Logs the step's line at level SUCCESS."""
 
     def __init__(self, producer: str):
@@ -59,6 +61,3 @@ class ConsoleMonitor:
     def log(self, row: Mapping[str, Any]) -> None:
         if line := step_line(self._producer, row):
             logger.success(line)
-
-    def close(self) -> None:
-        pass

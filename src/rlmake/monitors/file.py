@@ -1,4 +1,4 @@
-"""The file monitor: rows appended to `<run>/monitors/file/metrics.jsonl`, by several processes at once."""
+"""The file monitor: rows in `<run>/monitors/file/metrics.jsonl` and episodes in `…/traces`, by several processes."""
 
 import json
 import os
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rlmake.core.rundir import RunContext, file_monitor_dir
+from rlmake.monitors.base import Monitor
+from rlmake.monitors.traces import TraceStream, layout
 
 METRICS = "metrics.jsonl"
 
@@ -33,17 +35,45 @@ class RowFile:
         os.close(self._fd)
 
 
-class FileMonitor:
-    """Metrics rows as JSON lines, below `config.path` (default: the run's monitors/file)."""
+class TraceFiles(Monitor):
+    """The trace stream below `config.path` (default: the run's monitors/file): all that ranks other than 0 write.
+
+    Its thread and files begin with the first `recorder`: a producer without episodes has none.
+    """
 
     def __init__(self, config: Any, producer: str, ctx: RunContext):
-        self._rows = RowFile(folder(config, ctx.run_dir) / METRICS)
+        self._config, self._producer, self._ctx = config, producer, ctx
+        self._folder = folder(config, ctx.run_dir)
+        self._traces: TraceStream | None = None
+
+    def log(self, row: dict[str, Any]) -> None:
+        pass
+
+    @property
+    def traces(self) -> TraceStream:
+        if self._traces is None:
+            root, ctx = self._folder / layout.FOLDER, self._ctx
+            self._traces = TraceStream(root, self._producer, ctx.run_id, ctx.attempt, self._config)
+        return self._traces
+
+    def close(self, finished: bool = False) -> None:
+        if self._traces is not None:
+            self._traces.close(finished)
+
+
+class FileMonitor(TraceFiles):
+    """Metrics rows as JSON lines, beside the trace stream."""
+
+    def __init__(self, config: Any, producer: str, ctx: RunContext):
+        super().__init__(config, producer, ctx)
+        self._rows = RowFile(self._folder / METRICS)
 
     def log(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
 
-    def close(self) -> None:
+    def close(self, finished: bool = False) -> None:
         self._rows.close()
+        super().close(finished)
 
 
 def folder(config: Any, run_dir: Path) -> Path:

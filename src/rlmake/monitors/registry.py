@@ -3,39 +3,38 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from loguru import logger
 
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import RunContext
+from rlmake.monitors.base import Monitor
 from rlmake.monitors.console import ConsoleMonitor
-from rlmake.monitors.file import FileMonitor
-
-
-class Monitor(Protocol):
-    """Takes rows `{"step", "time", "producer", "attempt", <metric>: float, …}`; values are finite."""
-
-    def log(self, row: dict[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
+from rlmake.monitors.file import FileMonitor, TraceFiles
+from rlmake.monitors.traces import Recorder, TraceStream
 
 # name in the configuration's `monitors` table -> factory(its table, producer, context)
 MONITORS: dict[str, Callable[[Any, str, RunContext], Monitor]] = {"file": FileMonitor}
+ON_OTHER_RANKS: dict[str, Callable[[Any, str, RunContext], Monitor]] = {"file": TraceFiles}
 
 
 class Monitors:
-    """Every configured monitor of one producer, and the console line."""
+    """Every configured monitor of one producer, and the console line.
 
-    def __init__(self, monitors: Mapping[str, Monitor], producer: str, attempt: int):
-        self._monitors = dict(monitors)
+    `rows` False: metrics are another rank's business, this one only annotates traces.
+    """
+
+    def __init__(self, monitors: Mapping[str, Monitor], producer: str, attempt: int, rows: bool = True):
+        self._monitors, self._rows = dict(monitors), rows
         self._producer, self._attempt = producer, attempt
         self._warned: set[tuple[str, str]] = set()
         self.dropped = 0  # values that were left out so far, not finite or no numbers
 
     def log(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Log the metrics of `step` (None: of no step). Non-finite values are left out and counted."""
+        if not self._rows:
+            return
         row: dict[str, Any] = {}
         for key, value in metrics.items():
             try:
@@ -57,11 +56,23 @@ class Monitors:
             except Exception as error:  # the training goes on whatever a monitor does
                 self._warn(name, type(error).__name__, f"monitor {name} failed at step {step}: {error}")
 
-    def close(self) -> None:
-        """Flush and close all; a failure only warns."""
+    def recorder(self, run_id: str) -> Recorder:
+        """Takes episodes and annotations, for every monitor that wants them. Ask once: it may start a thread."""
+        found = [self._guarded(name, monitor) for name, monitor in self._monitors.items()]
+        return Recorder([stream for stream in found if stream is not None], run_id, self._attempt)
+
+    def _guarded(self, name: str, monitor: Monitor) -> TraceStream | None:
+        try:
+            return monitor.traces
+        except OSError as error:
+            self._warn(name, "traces", f"monitor {name} can't write traces: {error}")
+            return None
+
+    def close(self, finished: bool = False) -> None:
+        """Flush and close all; a failure only warns. `finished`: nothing more will come from this producer."""
         for name, monitor in self._monitors.items():
             try:
-                monitor.close()
+                monitor.close(finished)
             except Exception as error:
                 self._warn(name, "close", f"monitor {name} failed to close: {error}")
 
@@ -75,19 +86,19 @@ class Monitors:
 def setup(config: Any, producer: str, ctx: RunContext, rank: int = 0) -> Monitors:
     """The monitors of the `monitors` table `config` for one producer ("trainer", "orch", "eval").
 
-    Only rank 0 logs; other ranks get an empty set, so that callers need no condition.
+    Only rank 0 logs metrics. Other ranks annotate traces, as the producer `<producer>.<rank>`, and need no condition.
     Raises `UserError` naming the monitor when one can't start.
     """
     monitors: dict[str, Monitor] = {}
+    for name, factory in (ON_OTHER_RANKS if rank else MONITORS).items():
+        if (table := getattr(config, name, None)) is None:
+            continue
+        try:
+            monitors[name] = factory(table, f"{producer}.{rank}" if rank else producer, ctx)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"monitors.{name}: can't start: {error}") from error
     if rank == 0:
-        for name, factory in MONITORS.items():
-            if (table := getattr(config, name, None)) is None:
-                continue
-            try:
-                monitors[name] = factory(table, producer, ctx)
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(f"monitors.{name}: can't start: {error}") from error
         monitors["console"] = ConsoleMonitor(producer)
-    return Monitors(monitors, producer, ctx.attempt)
+    return Monitors(monitors, producer, ctx.attempt, rows=rank == 0)

@@ -11,6 +11,7 @@ from rlmake.evals import summary
 from rlmake.evals.runner import episode_deadline, evaluate, wire_sampling
 from rlmake.monitors import Monitors
 from rlmake.monitors import read as read_rows
+from rlmake.monitors.traces import Recorder
 
 
 class Evaluator:
@@ -23,13 +24,15 @@ class Evaluator:
         client: Any,
         model: str,
         monitors: Monitors,
+        recorder: Recorder,
         ctx: RunContext,
         resumed_at: int | None,
         hold: Callable[[bool], None],
         room: Callable[[], int],
     ):
         self.config, self.envs, self.client, self.model = config, envs, client, model
-        self.monitors, self.ctx, self.resumed_at, self.hold = monitors, ctx, resumed_at, hold
+        self.monitors, self.recorder = monitors, recorder
+        self.ctx, self.resumed_at, self.hold = ctx, resumed_at, hold
         self.room = room  # permits that training leaves
         self.inflight = 0
         self.seconds = 0.0  # spent since the last report
@@ -78,6 +81,8 @@ class Evaluator:
             deadline=episode_deadline(source.env),
             on_inflight=self._note,
             on_all_started=lambda: self.hold(False) if source is last else None,
+            recorder=self.recorder,
+            version=version,
         )
         entry = summary.summarise(result)
         self.monitors.log(version, summary.metrics(result, entry, version))

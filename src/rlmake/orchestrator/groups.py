@@ -8,8 +8,10 @@ import verifiers.v1 as vf
 
 from rlmake.algorithms import Algorithm
 from rlmake.algorithms.traces import trainable_traces
+from rlmake.monitors.traces import Recorder, trace_name
 from rlmake.orchestrator.facts import trace_facts
 from rlmake.orchestrator.records import Group, Unit
+from rlmake.orchestrator.rollouts import rollout_name
 from rlmake.orchestrator.samples import prune, samples_of
 from rlmake.orchestrator.sources import Sources
 
@@ -24,9 +26,10 @@ class Groups:
         algorithms: Mapping[str, Algorithm],
         temperature: Callable[[str], float],
         on_group: Callable[[Group, list[dict[str, Any]], list[Unit], bool], None],
+        recorder: Recorder,
     ):
         self.config, self.sources, self.algorithms = config, sources, algorithms
-        self.temperature, self.on_group = temperature, on_group
+        self.temperature, self.on_group, self.recorder = temperature, on_group, recorder
 
     async def finish(self, group: Group, version: int) -> list[Unit]:
         """Units of a group whose episodes are all there, in the order of samples; `version` is the policy now."""
@@ -54,12 +57,13 @@ class Groups:
         """Units of the admitted traces that train something, and the facts of all of them."""
         units, facts = [], []
         for sample, episode in sorted(group.episodes.items()):
+            self.recorder.credited(rollout_name(group, sample), episode)
             trainable = {id(trace) for trace in trainable_traces(episode)}
             rows = trace_facts(episode, group)
             for number, (trace, row) in enumerate(zip(episode.traces, rows, strict=False)):
                 if id(trace) not in trainable:
                     continue
-                name = f"{group.env}/{group.draw}/{sample}" + (f"/{number}" if len(episode.traces) > 1 else "")
+                name = trace_name(rollout_name(group, sample), number, len(episode.traces))
                 unit = self._unit(group, version, trace, name, row)
                 row["is_trainable"] = float(unit is not None)
                 row["is_admitted"] = float(unit is not None and admitted)

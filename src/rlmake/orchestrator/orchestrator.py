@@ -87,6 +87,7 @@ class Orchestrator:
         with self.clock.measure("pack"):
             batches = await asyncio.to_thread(self.packer.pack, step, units)
         await asyncio.to_thread(self.sender.send, batches)
+        self.recorder.shipped([unit.name for unit in units], step, self.watcher.version)
 
     def _beyond(self, step: int) -> bool:
         """Whether `step` is collected only for the last checkpoint's sake."""
@@ -184,8 +185,9 @@ class Orchestrator:
             )
             for source in config.train.source
         }
-        rollouts = Rollouts(config, self.envs, self.engines)
-        groups = Groups(config, self.sources, self.algorithms, rollouts.temperature, self._on_group)
+        self.recorder = self.monitors.recorder(ctx.run_id)
+        rollouts = Rollouts(config, self.envs, self.engines, self.recorder, lambda: self.watcher.version)
+        groups = Groups(config, self.sources, self.algorithms, rollouts.temperature, self._on_group, self.recorder)
         self.queue = Queue(config.batch_size, config.token_batch_size, config.max_off_policy_steps)
         self.evaluator = Evaluator(
             config,
@@ -193,6 +195,7 @@ class Orchestrator:
             engine_client(config.model.client, self.engines.base_url, config.renderer, config.tokenizer.name),
             self.engines.model,
             self.monitors,
+            self.recorder,
             ctx,
             self.begun if self.resumed else None,
             lambda held: self.collector.hold(held),

@@ -56,6 +56,11 @@ class Unit(msgspec.Struct):
     facts: dict[str, float]
 
     @property
+    def name(self) -> str:
+        """The trace's name in ledger and traces: that of its samples without the branch."""
+        return self.samples[0].sample_id.partition("#")[0]
+
+    @property
     def tokens(self) -> int:
         return sum(len(sample) for sample in self.samples)
 

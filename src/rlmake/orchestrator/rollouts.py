@@ -1,6 +1,7 @@
 """One rollout of a group: client, sampling and seed, and the episode's final standing."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import verifiers.v1 as vf
@@ -9,6 +10,7 @@ from rlmake.algorithms.traces import settle
 from rlmake.config.shared import ClientConfig
 from rlmake.core.seeds import derive
 from rlmake.envs.client import EnvHandle, engine_client
+from rlmake.monitors.traces import Recorder, Work
 from rlmake.orchestrator.engines import Engines
 from rlmake.orchestrator.records import Group
 
@@ -16,8 +18,15 @@ from rlmake.orchestrator.records import Group
 class Rollouts:
     """Runs episodes on the sources' env servers. Every request of a rollout carries the rollout's own seed."""
 
-    def __init__(self, config: Any, envs: Mapping[str, EnvHandle], engines: Engines):
-        self.seed, self.envs = config.seed, envs
+    def __init__(
+        self,
+        config: Any,
+        envs: Mapping[str, EnvHandle],
+        engines: Engines,
+        recorder: Recorder,
+        version: Callable[[], int],
+    ):
+        self.seed, self.envs, self.recorder, self.version = config.seed, envs, recorder, version
         self._clients: dict[str, vf.ClientConfig] = {}
         self._models: dict[str, str] = {}
         self.sampling: dict[str, dict[str, Any]] = {}
@@ -41,12 +50,39 @@ class Rollouts:
         sampling = self.sampling[group.env] | {"seed": derive(self.seed, "rollout", group.env, group.draw, sample)}
         if not group.frozen:
             sampling["cache_salt"] = str(group.version)
-        episode = await env.run(
-            env.task(group.task), self._clients[group.env], self._models[group.env], vf.SamplingConfig(**sampling)
-        )
+        work = work_of(group, sample)
+        with self.recorder.episode(work) as on_delta:
+            episode = await env.run(
+                env.task(group.task),
+                self._clients[group.env],
+                self._models[group.env],
+                vf.SamplingConfig(**sampling),
+                on_delta,
+            )
         note_empty(episode)
         settle(episode)
+        self.recorder.arrived(work, episode, None if group.frozen else self.version())
         return episode
+
+
+def work_of(group: Group, sample: int) -> Work:
+    """What the trace stream calls one rollout of a group."""
+    return Work(
+        kind="train",
+        env=group.env,
+        group=f"{group.env}/{group.draw}",
+        name=rollout_name(group, sample),
+        step=group.step,
+        version=None if group.frozen else group.version,
+        dispatched=time.time(),
+        task=group.task,
+        sample=sample,
+    )
+
+
+def rollout_name(group: Group, sample: int) -> str:
+    """The rollout's name in ledger and traces."""
+    return f"{group.env}/{group.draw}/{sample}"
 
 
 def train_sampling(config: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from rlmake.trainer.metrics import TokenStatistics, performance
 from rlmake.trainer.model import load_model
 from rlmake.trainer.parallel import flops_per_token, peak_flops
 from rlmake.trainer.training import SAVED_AND_LEFT, Training, prepare
+from rlmake.trainer.views import TokenViews
 from rlmake.trainer.weights import write_adapter, write_weights
 from rlmake.transport import Batch, WeightSender, broadcast, open_receiver
 
@@ -44,16 +45,18 @@ def train(config: TrainerConfig, ctx: RunContext, world: worlds.World, monitors:
     rl_loss, token_wise = losses.build(config.loss)
     receiver = open_receiver(config.rollout_transport, ctx, world.rank, world.size)
     sender = WeightSender(ctx.run_dir, ctx) if world.master else None
+    views = TokenViews(monitors.recorder(ctx.run_id))
     send(training, sender)
     while not training.done():
         start = time.perf_counter()
         with training.clock.measure("wait_for_batch"):
             batch = receiver.receive(training.step + 1)
-        metrics = step(training, batch, rl_loss, token_wise)
+        metrics = step(training, batch, rl_loss, token_wise, views)
         with training.clock.measure("broadcast_weights"):
             send(training, sender)
         metrics |= training.clock.take() | {"time/step": time.perf_counter() - start}
         monitors.log(training.step, metrics)  # before the save: a kill behind it must not lose the row
+        views.write(training.step)
         warn_of_waiting(metrics)
         leaving = training.leaving()
         if training.checkpoint_due(leaving):
@@ -67,7 +70,9 @@ def train(config: TrainerConfig, ctx: RunContext, world: worlds.World, monitors:
     return 0
 
 
-def step(training: Training, batch: Batch, rl_loss: losses.registry.RLLoss, token_wise: bool) -> dict[str, float]:
+def step(
+    training: Training, batch: Batch, rl_loss: losses.registry.RLLoss, token_wise: bool, views: TokenViews
+) -> dict[str, float]:
     """One optimizer step over a batch."""
     world, device, clock = training.world, training.world.device, training.clock
     start = time.perf_counter()
@@ -77,7 +82,7 @@ def step(training: Training, batch: Batch, rl_loss: losses.registry.RLLoss, toke
     statistics, scalars = TokenStatistics(), []
     with clock.measure("forward_backward"):
         total = torch.zeros(5, dtype=torch.float64, device=device)  # rl, ce, ref_kl sums; tokens that are NaN; tokens
-        for row, streams, envs in rows:
+        for micro_batch, (row, streams, envs) in zip(batch.micro_batches, rows, strict=True):
             logprobs, entropy = training.policy(row.to(device))
             outputs = losses.compute(logprobs, streams.to(device), counts, rl_loss, token_wise)
             outputs.loss.backward()
@@ -88,6 +93,7 @@ def step(training: Training, batch: Batch, rl_loss: losses.registry.RLLoss, toke
             for name, (values, mask) in outputs.tokens.items():
                 statistics.add(name, values, mask, envs)
             scalars.append(outputs.scalars)
+            views.add(row, micro_batch.sample_ids, logprobs, entropy, outputs)
         *sums, bad, tokens = world.sum(total).tolist()
     parts = {name: sums[i] / max(counts[i].item(), 1.0) for i, name in enumerate(losses.NAMES) if counts[i] > 0}
     with clock.measure("optimizer"):

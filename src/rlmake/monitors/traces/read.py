@@ -1,0 +1,101 @@
+"""Reading a trace stream while it is written: whole lines only, whatever a killed writer has left."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlmake.monitors.traces import layout, seal
+
+BLOCK = 1 << 20
+
+
+class Torn(ValueError):
+    """A line that is not there as a whole: cut off by a kill, or damaged."""
+
+
+@dataclass
+class Tail:
+    """Follows a growing JSON-lines file from `offset` (bytes); a file that shrank is read from its start again."""
+
+    path: Path
+    offset: int = 0
+    torn: int = 0  # lines that were no JSON objects
+    _rest: bytes = field(default=b"", repr=False)
+
+    def rows(self, limit: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+        """`(offset of the line, row)` of the new whole lines, at most about `limit` bytes of them."""
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115  closed below
+        except OSError:
+            return
+        with file:
+            if file.seek(0, 2) < self.offset:
+                self.offset = 0
+            file.seek(self.offset)
+            rest, start = b"", self.offset
+            while limit is None or self.offset - start < limit:
+                block = file.read(BLOCK)
+                if not block:
+                    return
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    place, self.offset = self.offset, self.offset + len(line) + 1
+                    if (row := _object(line)) is not None:
+                        yield place, row
+                    elif line.strip():
+                        self.torn += 1
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def line_at(folder: Path, chunk: int, offset: int, length: int | None = None) -> bytes:
+    """One line of a chunk, without its end. Raises `Torn` when it is not there as a whole.
+
+    `length` (bytes) spares looking for the end.
+    """
+    path = folder / layout.chunk_name(chunk)
+    try:
+        data = _plain(path, offset, length)
+    except FileNotFoundError:  # sealed meanwhile
+        data = _sealed(path.with_name(path.name + ".zst"), offset, length)
+    if length is None:
+        if b"\n" not in data:
+            raise Torn(f"chunk {chunk}: the line at {offset} has no end")
+        return data[: data.index(b"\n")]
+    if len(data) < length:
+        raise Torn(f"chunk {chunk}: {len(data)} of {length} bytes at {offset}")
+    return data[:length]
+
+
+def record_at(folder: Path, chunk: int, offset: int, length: int | None = None) -> dict[str, Any]:
+    """The record in a line of a chunk. Raises `Torn`."""
+    row = _object(line_at(folder, chunk, offset, length))
+    if row is None:
+        raise Torn(f"chunk {chunk}: the line at {offset} is no record")
+    return row
+
+
+def _plain(path: Path, offset: int, length: int | None) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.readline() if length is None else file.read(length)
+
+
+def _sealed(path: Path, offset: int, length: int | None) -> bytes:
+    data = b""
+    try:
+        for piece in seal.pieces(path, offset):
+            data += piece
+            if len(data) >= length if length is not None else b"\n" in piece:
+                break
+    except (OSError, ValueError, seal.zstandard.ZstdError) as error:
+        raise Torn(f"{path.name}: {error}") from None
+    return data
