@@ -17,7 +17,7 @@ def make(tmp_path, max_steps=10, resumed_at=None, monitors=None, **config):
     held = []
     evaluator = Evaluator(
         SimpleNamespace(eval=table, max_steps=max_steps), {"a": None, "b": None}, None, "m", monitors,
-        Recorder((), "", 1), ctx, resumed_at, held.append,
+        Recorder((), "", 1), ctx, resumed_at, held.append, lambda: 8,
     )  # fmt: skip
     return evaluator, held
 
@@ -49,7 +49,7 @@ def test_after_a_resume_only_what_was_missed(tmp_path):
 async def test_engines_are_released_when_an_evaluation_fails(tmp_path):
     evaluator, held = make(tmp_path)
 
-    async def broken(source, version):
+    async def broken(*_):
         raise RuntimeError("no")
 
     evaluator._run = broken

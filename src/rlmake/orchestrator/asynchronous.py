@@ -22,7 +22,6 @@ from rlmake.orchestrator.rollouts import Rollouts
 from rlmake.orchestrator.sources import Sources
 from rlmake.orchestrator.watcher import Watcher
 
-POLL_SECONDS = 0.02
 TARGET_LAG = 1  # versions by which collection may run ahead of training
 
 
@@ -78,9 +77,7 @@ class Asynchronous:
         self.ended = True
         for group in list(self.open.values()):
             self._drop(group, "superseded")
-        await self.watcher.wait(version)
-        while self.held:  # the last version is served, its evaluations may not be through
-            await asyncio.sleep(POLL_SECONDS)
+        await self.watcher.settled(version)
 
     def hold(self, held: bool) -> None:
         """An evaluation has episodes to start, or no more: it gets permits first."""

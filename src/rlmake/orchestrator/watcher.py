@@ -32,7 +32,7 @@ class Watcher:
         on_installed: Callable[[int], Awaitable[None]],
     ):
         self.receiver, self.engines, self.timeout = receiver, engines, timeout
-        self.version = version
+        self.version = self.installed = version  # served, and what follows from that is done
         self.on_pending, self.on_installed = on_pending, on_installed
         self.changed = asyncio.Event()  # set and replaced at every new version
         self.seconds: dict[str, float] = {}  # of the last update, by phase
@@ -61,6 +61,7 @@ class Watcher:
         self.seconds = {"receive": received - offered, "update": served - received}
         logger.debug(f"weights v{version} served after {served - offered:.3f} s")
         await self.on_installed(version)
+        self.installed = version
         event, self.changed = self.changed, asyncio.Event()
         event.set()
         return version
@@ -104,3 +105,8 @@ class Watcher:
         while self.version < version:
             await self.changed.wait()
         self.waited += time.monotonic() - start
+
+    async def settled(self, version: int) -> None:
+        """Until `version` is there and its evaluations have ended."""
+        while self.installed < version:
+            await self.changed.wait()
