@@ -2,7 +2,7 @@
 
 The orchestrator builds one instance per training source (`build`) and calls `score_episode`, then `finish` on a whole
 group; both write advantages, reference logprobs and loss weights onto the nodes of verifiers' traces. A new algorithm
-is a subclass of `Algorithm`, its configuration in `rlmake.config.algo`, and a line in `ALGORITHMS`.
+is a file here with a subclass of `Algorithm`, and a line in `rlmake.config.algo.ALGORITHMS`: see docs/algorithms.md.
 """
 
 from rlmake.algorithms.base import Algorithm, AlgorithmContext, Endpoint

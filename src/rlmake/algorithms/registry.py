@@ -1,28 +1,23 @@
-"""The algorithms by the name that `[orchestrator.train.algo] type` gives."""
+"""The algorithms by the name that `[orchestrator.train.algo] type` gives: `rlmake.config.algo` lists them, and each is
+the one `Algorithm` that the module of its name defines."""
 
+import importlib
 from typing import Any
 
 from rlmake.algorithms.base import Algorithm, AlgorithmContext
-from rlmake.algorithms.echo import Echo
-from rlmake.algorithms.grpo import GRPO
-from rlmake.algorithms.hierarchical_grpo import HierarchicalGRPO
-from rlmake.algorithms.max_rl import MaxRL
-from rlmake.algorithms.opd import OPD
-from rlmake.algorithms.opsd import OPSD
-from rlmake.algorithms.rae import RAE
-from rlmake.algorithms.sft import SFT
+from rlmake.config import algo as tables
 from rlmake.core.errors import UserError, nearest
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "grpo": GRPO,
-    "max_rl": MaxRL,
-    "rae": RAE,
-    "hierarchical_grpo": HierarchicalGRPO,
-    "opd": OPD,
-    "opsd": OPSD,
-    "sft": SFT,
-    "echo": Echo,
-}
+
+def _of_module(name: str) -> type[Algorithm]:
+    module = importlib.import_module(f"rlmake.algorithms.{name}")
+    own = [item for item in vars(module).values() if isinstance(item, type) and item.__module__ == module.__name__]
+    (algorithm,) = [item for item in own if issubclass(item, Algorithm)]
+    return algorithm
+
+
+_NAMES = [table.model_fields["type"].default for table in tables.ALGORITHMS]
+ALGORITHMS: dict[str, type[Algorithm]] = {name: _of_module(name) for name in _NAMES}
 
 
 def build(config: Any, context: AlgorithmContext) -> Algorithm:

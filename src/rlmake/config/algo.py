@@ -1,8 +1,8 @@
 """Algorithms: where rollouts come from and which signal their tokens get; `type` names the algorithm."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from rlmake.config.fields import Config, group, runtime, semantic
 from rlmake.config.refused import Refused
@@ -55,10 +55,15 @@ class GRPOConfig(_Algo):
     loss_aggregation: Literal["token", "prompt"] = semantic("token", "Weigh every token alike, or every group alike.")
 
 
-class MaxRLConfig(_Algo):
-    """Reward minus the mean of its group, divided by that mean."""
+def without_options(name: str, doc: str, signal: Literal["rl", "ce", "ref_kl"] = "rl") -> type[_Algo]:
+    """The table of an algorithm that has no options of its own. `signal`: where its sampled tokens go."""
+    kind = (Literal[name], semantic(name, "Algorithm."))  # type: ignore[valid-type]
+    table = create_model(f"{name.title().replace('_', '')}Config", __base__=_Algo, __doc__=doc, type=kind)
+    table.signal = signal
+    return table
 
-    type: Literal["max_rl"] = semantic("max_rl", "Algorithm.")
+
+MaxRLConfig = without_options("max_rl", "Reward minus the mean of its group, divided by that mean.")
 
 
 class RAEConfig(_Algo):
@@ -129,7 +134,16 @@ class SFTAlgoConfig(_Algo):
     type: Literal["sft"] = semantic("sft", "Algorithm.")
 
 
-Algo = Annotated[
-    GRPOConfig | MaxRLConfig | RAEConfig | HierarchicalGRPOConfig | EchoConfig | OPDConfig | OPSDConfig | SFTAlgoConfig,
-    Field(discriminator="type"),
-]
+# The registry. `type` also names the algorithm's module in rlmake.algorithms. One without options is a line of its own:
+# `without_options("name", "What it does.")`.
+ALGORITHMS = (
+    GRPOConfig,
+    MaxRLConfig,
+    RAEConfig,
+    HierarchicalGRPOConfig,
+    EchoConfig,
+    OPDConfig,
+    OPSDConfig,
+    SFTAlgoConfig,
+)
+Algo = Annotated[Union[ALGORITHMS], Field(discriminator="type")]  # noqa: UP007 - a union of what stands in the registry
