@@ -35,7 +35,7 @@ print("works")
 
 def test_the_page_s_file_and_line_are_all_it_takes(tmp_path):
     page = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
-    file, line = re.findall(r"```python\n(.*?)```", page.partition("## A new algorithm")[2], re.DOTALL)
+    file, line = re.findall(r"```(?:python)?\n(.*?)```", page.partition("## A new algorithm")[2], re.DOTALL)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     package = tmp_path / "src" / "rlmake"
     (package / "algorithms" / "rloo.py").write_text(file, encoding="utf-8")
