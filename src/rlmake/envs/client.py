@@ -8,6 +8,7 @@ msgpack. (`episode.to_record()`, for files that people read, rounds to four deci
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from rlmake.core.errors import RunFailed, UserError
 from rlmake.envs import address as addresses
 from rlmake.envs import plugins
 from rlmake.models.renderer import typed_config
+
+_SERVERS_WORDS = re.compile(r"(\w+): (.*)", re.DOTALL)
 
 
 def engine_client(client: Any, base_url: str, renderer: Any = None, tokenizer: str | None = None) -> vf.ClientConfig:
@@ -117,7 +120,10 @@ class EnvHandle:
                 sampling = vf.SamplingConfig.model_validate(sampling)
             episode = await self._client.run(client, model, sampling, task.data, on_delta)
         except Exception as error:
-            episode = self.failed(task, type(error).__name__, str(error))
+            kind, message = type(error).__name__, str(error)
+            if isinstance(error, RuntimeError) and (told := _SERVERS_WORDS.match(message)):  # "<type>: <message>"
+                kind, message = told.groups()
+            episode = self.failed(task, kind, message)
         episode.env.name = self.name
         return episode
 
