@@ -10,17 +10,19 @@ ENTRIES = {
     "sft": "supervised fine-tuning",
     "inference": "inference server",
     "trainer": "RL trainer by itself",
+    "orchestrator": "orchestrator by itself",
+    "env-server": "server of one environment",
     "eval": "evaluation on environments",
 }
 
 
 def run_entry(name: str, argv: list[str]) -> int | None:
-    """`rl`, `sft`, `eval`, `inference` or `trainer` with its arguments."""
+    """One of `ENTRIES` with its arguments."""
     from rlmake import config
 
     schema = {
         "rl": "RLConfig", "sft": "SFTConfig", "eval": "EvalConfig", "inference": "InferenceConfig",
-        "trainer": "TrainerConfig",
+        "trainer": "TrainerConfig", "orchestrator": "OrchestratorConfig", "env-server": "EnvServerConfig",
     }[name]  # fmt: skip
     cfg, files = config.parse_argv(getattr(config, schema), argv, prog=name)
     if name in ("rl", "sft", "eval"):
@@ -29,7 +31,7 @@ def run_entry(name: str, argv: list[str]) -> int | None:
         return direct.launch(name, cfg, [name, *argv], files)
     from rlmake.cli import standalone
 
-    return getattr(standalone, name)(cfg, [name, *argv], files)
+    return getattr(standalone, name.replace("-", "_"))(cfg, [name, *argv], files)
 
 
 @entry_point
@@ -50,6 +52,16 @@ def inference() -> int | None:
 @entry_point
 def trainer() -> int | None:
     return run_entry("trainer", sys.argv[1:])
+
+
+@entry_point
+def orchestrator() -> int | None:
+    return run_entry("orchestrator", sys.argv[1:])
+
+
+@entry_point
+def env_server() -> int | None:
+    return run_entry("env-server", sys.argv[1:])
 
 
 @entry_point

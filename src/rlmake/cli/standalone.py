@@ -1,4 +1,7 @@
-"""`inference` and `trainer` by themselves: the command becomes the process, in the foreground, with no supervision."""
+"""Components by themselves: the command becomes the process, in the foreground, with no supervision.
+
+Components with one run directory (`output_dir`) belong together: they share an attempt, in which they find one another.
+"""
 
 import json
 import os
@@ -7,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rlmake.config import InferenceConfig, TrainerConfig, dump
+from rlmake.config import EnvServerConfig, InferenceConfig, OrchestratorConfig, TrainerConfig, dump
 from rlmake.config.names import auto_name
 from rlmake.config.shared import default_output_dir
 from rlmake.core.errors import ConfigError, Fault
 from rlmake.core.rundir import ATTEMPT_CONFIGS, ATTEMPT_LOGS
 from rlmake.launch import rundir
-from rlmake.launch.attempt import Attempt, allocate, record
+from rlmake.launch.attempt import Attempt, join, record
 from rlmake.launch.components import check_port
 from rlmake.launch.placement import DEFAULTS, INFERENCE_DEFAULTS, TRAINER_DEFAULTS, torchrun
+
+Component = InferenceConfig | TrainerConfig | OrchestratorConfig | EnvServerConfig
 
 
 def inference(cfg: InferenceConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
@@ -53,18 +58,44 @@ def trainer(cfg: TrainerConfig, argv: Sequence[str], files: Sequence[Path]) -> N
     _become(command, TRAINER_DEFAULTS, cfg.env_vars, _marks(attempt), threads=threads)
 
 
+def orchestrator(cfg: OrchestratorConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
+    """Become the orchestrator, beside an inference server, env servers and a trainer that were started by hand."""
+    if not cfg.output_dir:
+        raise ConfigError(Fault("is needed: the run directory that the trainer uses too", "output_dir"))
+    if not cfg.train.source:
+        raise ConfigError(Fault("needs at least one source", "train.source"))
+    attempt, config = _recorded("orchestrator", cfg, Path(cfg.output_dir), argv, files)
+    command = [sys.executable, "-m", "rlmake.orchestrator.main", "@", str(config)]
+    _become(command, cfg.env_vars, _marks(attempt), threads=None)
+
+
+def env_server(cfg: EnvServerConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
+    """Become the server of one environment. With `output_dir` the run's orchestrator finds it by itself, else its
+    address must be given there as `serve.address`."""
+    if not (cfg.output_dir or cfg.address_file) and cfg.address.endswith(":0"):
+        fault = "give a port (tcp://host:port), or output_dir, the run directory in which the address is published"
+        raise ConfigError(Fault(fault, "address"))
+    marks: Mapping[str, str] = {}
+    if cfg.output_dir:
+        attempt, config = _recorded(f"envs/{cfg.split}/{cfg.name}", cfg, Path(cfg.output_dir), argv, files)
+        marks = _marks(attempt)
+    else:
+        config = _in_memory(cfg)
+    _become([sys.executable, "-m", "rlmake.envs.server", "@", str(config)], cfg.env_vars, marks, threads=None)
+
+
 def _recorded(
-    entry: str, cfg: InferenceConfig | TrainerConfig, folder: Path, argv: Sequence[str], files: Sequence[Path]
+    entry: str, cfg: Component, folder: Path, argv: Sequence[str], files: Sequence[Path]
 ) -> tuple[Attempt, Path]:
-    """A new attempt of the run directory, with the command, its inputs and the resolved configuration."""
+    """The attempt of the run directory, with the command, its inputs and the resolved configuration."""
     folder.mkdir(parents=True, exist_ok=True)
-    attempt = allocate(folder)
+    attempt = join(folder, entry)
     record(attempt, entry, argv, files)
     cfg = cfg.model_copy(update={"output_dir": str(folder.resolve())})
     return attempt, attempt.write_resolved(entry, dump(cfg))
 
 
-def _in_memory(cfg: InferenceConfig | TrainerConfig) -> Path:
+def _in_memory(cfg: Component) -> Path:
     """The resolved configuration as a file without a place on disk, inherited by what this process becomes."""
     descriptor = os.memfd_create("resolved.json", 0)
     os.write(descriptor, json.dumps(dump(cfg)).encode())

@@ -283,4 +283,6 @@ def ending(code: int) -> str:
 
 
 def worker_command(config_file: str) -> list[str]:
+    """Starts a worker by the configuration that this process has read, be it a file in its memory."""
+    config_file = config_file.replace("/proc/self/", f"/proc/{os.getpid()}/")
     return [sys.executable, "-m", "rlmake.envs.worker", "@", config_file]

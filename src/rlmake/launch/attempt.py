@@ -4,6 +4,7 @@ configs/attempt_<n>/command.txt, <entry>.toml, resolved/*.json      configs/late
 logs/attempt_<n>/…                                                 logs/latest -> attempt_<n>
 """
 
+import fcntl
 import os
 import shlex
 from collections.abc import Sequence
@@ -60,6 +61,28 @@ def allocate(run_dir: Path) -> Attempt:
     return attempt
 
 
+def join(run_dir: Path, name: str) -> Attempt:
+    """The attempt of a component that is started by hand: the newest one, unless that has its `name` already.
+
+    So the components of a run that are started one by one share an attempt, in whatever order, and starting them all
+    again makes the next one. `name` is that of its resolved configuration.
+    """
+    if os.environ.get(ATTEMPT_CONFIGS) or os.environ.get(ATTEMPT_LOGS):
+        return allocate(run_dir)
+    (run_dir / "configs").mkdir(parents=True, exist_ok=True)
+    with open(run_dir / "configs" / ".join", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = list(numbered(run_dir.resolve() / "configs", "attempt").items())
+        if found and not (found[-1][1] / "resolved" / f"{name}.json").exists():
+            number, configs = found[-1]
+            attempt = Attempt(number, configs, run_dir.resolve() / "logs" / configs.name)
+            attempt.log_dir.mkdir(parents=True, exist_ok=True)
+        else:
+            attempt = allocate(run_dir)
+        write_json(attempt.resolved / f"{name}.json", {})  # taken
+        return attempt
+
+
 def _inherit(configs: str | None, logs: str | None) -> Attempt:
     if not (configs and logs):
         raise UserError(f"{ATTEMPT_CONFIGS} and {ATTEMPT_LOGS} must be set together")
@@ -85,7 +108,9 @@ def record(attempt: Attempt, entry: str, argv: Sequence[str], files: Sequence[Pa
 
     `argv` is the whole command. Several files are put one behind the other, each below a comment with its path.
     """
-    write_bytes(attempt.config_dir / "command.txt", (shlex.join(argv) + "\n").encode())
+    commands = attempt.config_dir / "command.txt"
+    before = commands.read_bytes() if commands.exists() else b""  # components that are started one by one: a line each
+    write_bytes(commands, before + (shlex.join(argv) + "\n").encode())
     if files:
         parts = [f"# @ {path}\n".encode() + Path(path).read_bytes() for path in files]
         suffix = Path(files[0]).suffix if len(files) == 1 else ".toml"
