@@ -1,10 +1,12 @@
 """`eval` as it runs: its process, a real env server, a fake engine on loopback."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "envs"))
 from env_fakes import FakeEngine, load_tokenizer, save_tokenizer, serving
 
 from rlmake.config import EnvServerConfig, EvalConfig, dump
+from rlmake.core import procs
 from rlmake.core.jsonio import write_json
 from rlmake.evals import report
 from rlmake.evals.records import read
@@ -85,3 +88,64 @@ def test_two_sources_from_process_to_report(tmp_path, tokenizer):
     metrics = [json.loads(line) for line in (tmp_path / "run/monitors/file/metrics.jsonl").read_text().splitlines()]
     assert metrics[0]["eval/one/reward/mean"] == pytest.approx(one["reward"]["mean"])
     assert [row["producer"] for row in metrics] == ["eval", "eval"]
+
+
+def command(*args):
+    """The `eval` console script."""
+    return [sys.executable, "-c", "from rlmake.cli.main import eval; eval()", *args]
+
+
+@pytest.mark.timeout(240)
+def test_killed_and_resumed_nothing_is_lost_or_repeated(tmp_path, tokenizer):
+    data = tmp_path / "rows.jsonl"
+    rows = [{"id": f"r{n}", "prompt": f"phrase {n}", "target": f"phrase {n}"[::-1]} for n in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    async def reply(prompt):
+        await asyncio.sleep(0.25)
+        return prompt[::-1]
+
+    engine = FakeEngine(tokenizer, reply)
+    with serving(engine) as url:
+        config = tmp_path / "suite.toml"
+        config.write_text(f'''
+            model = "m"
+            group_size = 2
+            concurrency.max_inflight = 2
+            [client]
+            base_url = "{url}"
+            [[source]]
+            name = "one"
+            env.taskset = {{ id = "reverse-text", path = "{data}" }}
+            [[source]]
+            name = "two"
+            env.taskset = {{ id = "reverse-text", path = "{data}" }}
+            select.limit = 3
+        ''')
+        args = ["@", str(config), "--output-dir", str(tmp_path / "out"), "--run.name", "mine"]
+        run_dir = tmp_path / "out/mine"
+        environ = os.environ | {"OMP_NUM_THREADS": "1"}
+        first = subprocess.Popen(command(*args), env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        while len(engine.requests) < 7:
+            assert first.poll() is None, first.stdout.read().decode()
+            time.sleep(0.02)
+        first.kill()
+        first.wait()
+        deadline = time.monotonic() + 20
+        while (left := procs.find("PRL_ATTEMPT_LOG_DIR", lambda value: value.startswith(str(run_dir)))) != []:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+        kept = read(run_dir / "checkpoints/eval/episodes.jsonl")
+        before = len(engine.requests)
+        assert 4 <= len(kept) < 22
+        refused = subprocess.run(command(*args), env=environ, capture_output=True, text=True, timeout=100, check=False)
+        assert refused.returncode == 2 and "use --resume" in refused.stderr and len(engine.requests) == before
+        again = [*args, "--resume"]
+        done = subprocess.run(command(*again), env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seeds = [body["seed"] for body in engine.requests]
+    assert len(seeds) - before == 22 - len(kept)
+    assert not {record.seed for record in kept} & set(seeds[before:])
+    made = report.read(run_dir)
+    assert (made["envs"]["one"]["num_episodes"], made["envs"]["two"]["num_episodes"]) == (16, 6) and not made["partial"]
+    assert made["envs"]["one"]["pass^2"] == 1.0

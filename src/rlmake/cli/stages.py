@@ -122,6 +122,7 @@ def evaluate(fingerprint: str) -> None:
             identity=identity,
             argv=_command(),
             files=[store.spec_path("eval", fingerprint)],
+            again=True,
         )
         return {"suite": spec["suite"]}
 

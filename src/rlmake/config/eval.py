@@ -40,6 +40,29 @@ class EvalConcurrencyConfig(ConcurrencyConfig):
         return self
 
 
+class EvalCkptConfig(Config):
+    """Cursor checkpoints of an evaluation."""
+
+    interval: int = runtime(1, "Groups (a task's samples) between checkpoints.", ge=1)
+    keep_last: int | None = runtime(1, "How many of the newest to keep; all when None.", ge=1)
+
+
+class EvalResumeConfig(Config):
+    """Resuming an evaluation; an empty table keeps all that has ended well."""
+
+    step: int | None = runtime(None, "Checkpoint to go back to; all that has ended when absent.", ge=1)
+    dir: str | None = runtime(None, "Another evaluation's `…/checkpoints/step_<n>` to go on from.")
+    skip_checks: bool = runtime(False, "Go on although what is evaluated differs.")
+
+    @model_validator(mode="after")
+    def _one(self):
+        if self.step is not None and self.dir is not None:
+            raise Refused([("step", "give either step or dir, not both")])
+        if self.dir is not None and not self.dir.rstrip("/").rpartition("/")[2].startswith("step_"):
+            raise Refused([("dir", f"must end in step_<n>, not '{self.dir}'")])
+        return self
+
+
 class EvalConfig(Config):
     """An evaluation (`eval`)."""
 
@@ -68,6 +91,8 @@ class EvalConfig(Config):
     monitors: MonitorsConfig = group(MonitorsConfig, "Monitors.")
     run: RunConfig = group(RunConfig, "Name and directory.")
     output_dir: str = runtime(default_output_dir, "Folder of runs.", validation_alias=AliasChoices("output_dir", "o"))
+    ckpt: EvalCkptConfig | None = runtime(EvalCkptConfig(), "Cursor checkpoints; on by default.")
+    resume: EvalResumeConfig | None = runtime(None, "Go on with an evaluation that was stopped or had failures.")
     clean: bool = runtime(False, "Wipe the run directory before the start.")
     dashboard: bool = runtime(False, "Show the run in the dashboard.")
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")

@@ -78,8 +78,6 @@ UNBUILT = [
     Unbuilt("sft:eval", "evaluation during SFT is not built yet"),
     Unbuilt("sft:inference", "evaluation during SFT is not built yet"),
     Unbuilt("sft:weight_broadcast", "evaluation during SFT is not built yet"),
-    Unbuilt("eval:resume", "resuming an evaluation is not built yet"),
-    Unbuilt("eval:ckpt", "resuming an evaluation is not built yet"),
 ]
 
 

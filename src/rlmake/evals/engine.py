@@ -51,14 +51,26 @@ async def await_model(client: Any, base_url: str, model: str | None, run_id: str
     raise UserError(f"model: {base_url} does not serve '{model}' but {names}{nearest(str(model), served)}")
 
 
-async def _models(client: Any, base_url: str) -> list[dict[str, Any]]:
+def headers_of(client: Any) -> dict[str, str]:
+    """The headers of every request of a `ClientConfig`, its key among them."""
     headers = dict(client.headers)
     headers |= {name: os.environ[var] for name, var in client.headers_from_env.items() if var in os.environ}
     if key := os.environ.get(client.api_key_var):
         headers.setdefault("Authorization", f"Bearer {key}")
+    return headers
+
+
+def roots(client: Any, base_url: str) -> list[httpx.AsyncClient]:
+    """Connections to the engines themselves, at their roots (without /v1)."""
+    urls = client.admin_base_url or [base_url]
+    given = {"headers": headers_of(client), "timeout": 10.0, "trust_env": False}
+    return [httpx.AsyncClient(base_url=url.rstrip("/").removesuffix("/v1"), **given) for url in urls]
+
+
+async def _models(client: Any, base_url: str) -> list[dict[str, Any]]:
     deadline = time.monotonic() + client.wait_for_ready_timeout
     told = False
-    async with httpx.AsyncClient(headers=headers, timeout=10.0, trust_env=False) as http:
+    async with httpx.AsyncClient(headers=headers_of(client), timeout=10.0, trust_env=False) as http:
         while True:
             try:
                 reply = await http.get(f"{base_url}/models")

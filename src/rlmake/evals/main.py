@@ -6,10 +6,11 @@ configuration, where a launcher or the build has put it.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from loguru import logger
 from setproctitle import setproctitle
 
 from rlmake.core import jsonio, log, procs
-from rlmake.core.errors import ConfigError, RunFailed, entry_point
+from rlmake.core.errors import ConfigError, RunFailed, UserError, entry_point
 from rlmake.core.rundir import RunContext
-from rlmake.evals.records import EnvResult
+from rlmake.evals.progress import Journal
+from rlmake.evals.records import EnvResult, EpisodeRecord
+from rlmake.inference.concurrency import Controller, require, steer
+from rlmake.inference.load import LoadReader
 
 
 @entry_point
@@ -51,7 +55,7 @@ async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any], address_file:
     from rlmake.envs.client import engine_client
     from rlmake.evals import report, summary
     from rlmake.evals.engine import published_url
-    from rlmake.evals.runner import episode_deadline, evaluate, wire_sampling
+    from rlmake.evals.runner import wire_sampling
 
     logs = monitors.setup(cfg.monitors, "eval", ctx)
     recorder = logs.recorder(ctx.run_id)
@@ -60,32 +64,19 @@ async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any], address_file:
     # Tokens are only asked for where a renderer is named: chat completions serve every endpoint alike.
     renderer = None if cfg.renderer.name == "auto" else cfg.renderer
     client = engine_client(cfg.client, base_url, renderer, cfg.tokenizer.name)
-    results, stop = [], _stop_on_signals()
-    recorder.planned(
-        {
-            source.name: (env.num_tasks() or 0) * source.group_size
-            for source, env in zip(cfg.source, handles, strict=True)
-        }
-    )
+    results, stop, journal = [], _stop_on_signals(), _journal(cfg, ctx, handles)
+    recorder.planned({env: tasks * samples for env, (tasks, samples) in journal.planned.items()})
     try:
-        for source, env in zip(cfg.source, handles, strict=True):
-            result = await evaluate(
-                env,
-                client,
-                model,
-                group_size=source.group_size,
-                sampling=wire_sampling(source.sampling),
-                seed=cfg.seed,
-                max_inflight=cfg.concurrency.max_inflight or 1024,
-                deadline=episode_deadline(source.env),
-                stop=stop,
-                recorder=recorder,
-            )
-            entry = summary.summarise(result)
-            logger.success(summary.line(result, entry, 0))
-            logs.log(0, summary.metrics(result, entry))
-            results.append(result)
+        async with _steered(cfg, base_url) as pace:
+            for source, env in zip(cfg.source, handles, strict=True):
+                result = await _evaluate(cfg, source, env, (client, model), journal, pace, stop, recorder)
+                entry = summary.summarise(result)
+                logger.success(summary.line(result, entry, 0))
+                logs.log(0, summary.metrics(result, entry) | pace.controller.metrics())
+                results.append(result)
+        await journal.save()
     finally:
+        journal.close()
         await asyncio.gather(*(env.close() for env in handles))
         logs.close(finished=not stop.is_set() and len(results) == len(cfg.source))
     made = report.make(results, identity=identity, sampling=wire_sampling(cfg.sampling), seed=cfg.seed)
@@ -93,6 +84,85 @@ async def run(cfg: Any, ctx: RunContext, identity: dict[str, Any], address_file:
     logger.info(f"report: {ctx.run_dir / report.REPORT}")
     _check(results)
     return made
+
+
+async def _evaluate(
+    cfg: Any,
+    source: Any,
+    env: Any,
+    ask: tuple[Any, str],
+    journal: Journal,
+    pace: "_Pace",
+    stop: asyncio.Event,
+    recorder: Any,
+) -> EnvResult:
+    from rlmake.evals.runner import episode_deadline, evaluate, wire_sampling
+
+    async def ended(record: EpisodeRecord) -> None:
+        pace.controller.completed(pace.inflight, record.output_tokens)
+        await journal.add(record)
+
+    return await evaluate(
+        env,
+        *ask,
+        group_size=source.group_size,
+        sampling=wire_sampling(source.sampling),
+        seed=cfg.seed,
+        max_inflight=lambda: pace.controller.max_inflight,
+        deadline=episode_deadline(source.env),
+        stop=stop,
+        done=journal.of(env.name, [env.task(index).key for index in range(env.num_tasks())], source.group_size),
+        on_episode=ended,
+        on_inflight=pace.note,
+        recorder=recorder,
+    )
+
+
+def _journal(cfg: Any, ctx: RunContext, handles: Sequence[Any]) -> Journal:
+    """The records on disk, opened. Raises `UserError` for a taskset without an end."""
+    from rlmake.config import semantic_part
+
+    planned = {}
+    for source, env in zip(cfg.source, handles, strict=True):
+        if (tasks := env.num_tasks()) is None:
+            raise UserError(f"env {env.name!r}: its tasks have no end; say how many with select.limit")
+        planned[env.name] = (tasks, source.group_size)
+    journal = Journal(ctx.run_dir, cfg.ckpt, planned)
+    journal.open(semantic_part(cfg), cfg.resume)
+    return journal
+
+
+class _Pace:
+    """How many episodes may run, and how many do."""
+
+    def __init__(self, controller: Controller):
+        self.controller, self.inflight = controller, 0
+
+    def note(self, inflight: int) -> None:
+        self.inflight = inflight
+
+
+@contextlib.asynccontextmanager
+async def _steered(cfg: Any, base_url: str) -> AsyncIterator[_Pace]:
+    """The number of episodes in flight, pinned or steered by the engine's load; nothing is ever cancelled for it."""
+    from rlmake.evals.engine import roots
+
+    bounds = cfg.concurrency
+    pace = _Pace(Controller(bounds.min_inflight, bounds.max_inflight, bounds.initial_inflight))
+    if pace.controller.pinned:
+        yield pace
+        return
+    clients = roots(cfg.client, base_url)
+    reader, steering = LoadReader(clients), None
+    try:
+        pace.controller.poll(await require(reader, "concurrency"), 0)
+        steering = asyncio.create_task(steer(pace.controller, reader, lambda: pace.inflight, lambda excess: None))
+        yield pace
+    finally:
+        if steering is not None:
+            steering.cancel()
+            await asyncio.gather(steering, return_exceptions=True)
+        await asyncio.gather(*(client.aclose() for client in clients))
 
 
 def _stop_on_signals() -> asyncio.Event:

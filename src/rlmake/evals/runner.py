@@ -34,7 +34,7 @@ async def evaluate(
     deadline: float = DEADLINE_S,
     stop: asyncio.Event | None = None,
     done: Iterable[EpisodeRecord] = (),
-    on_episode: Callable[[EpisodeRecord], None] | None = None,
+    on_episode: Callable[[EpisodeRecord], Any] | None = None,
     on_inflight: Callable[[int], None] | None = None,
     on_all_started: Callable[[], None] | None = None,
     recorder: Recorder | None = None,
@@ -42,12 +42,12 @@ async def evaluate(
 ) -> EnvResult:
     """Run all tasks of `env`.
 
-    `client` and `model` are for verifiers (`rlmake.envs.client.engine_client`); `sampling` is as it goes on the wire
-    (see `wire_sampling`). An episode that takes longer than `deadline` seconds is given up and counts as timed out.
-    `max_inflight` may change while it runs. Setting `stop` gives up what is in flight and returns what there is.
-    Records in `done` (of an earlier attempt) are taken as they are. `on_inflight` hears how many episodes run, and
-    `on_all_started` when the last one has begun. Never raises for an episode.
-    `recorder` gets every episode for the trace stream, as of policy `version`.
+    `client` and `model` are for verifiers (`rlmake.envs.client.engine_client`); `sampling` is as it goes on the
+    wire (see `wire_sampling`). An episode that takes longer than `deadline` seconds is given up and counts as timed
+    out. `max_inflight` may change while it runs. Setting `stop` gives up what is in flight and returns what there
+    is. Records in `done` (of an earlier attempt) are taken as they are. `on_episode` may be a coroutine.
+    `on_inflight` hears how many episodes run, and `on_all_started` when the last one has begun. Never raises for an
+    episode. `recorder` gets every episode for the trace stream, as of policy `version`.
     """
     num_tasks = env.num_tasks()
     if num_tasks is None:
@@ -62,8 +62,8 @@ async def evaluate(
         work = Work("eval", env.name, group, f"eval/{group}/{sample}", version, version, time.time(), index, sample)
         record = await _episode(env, client, model, env.task(index), work, sampling, seed, deadline, recorder)
         records[index, sample] = record
-        if on_episode is not None:
-            on_episode(record)
+        if on_episode is not None and (noted := on_episode(record)) is not None:
+            await noted
 
     limit = max_inflight if callable(max_inflight) else lambda: max_inflight
     work = (functools.partial(run, *place) for place in places if place not in records)

@@ -26,7 +26,7 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
     training = not isinstance(cfg, EvalConfig)
     external = train.checkpoint_folder(cfg) if training else None
     checkpoints = Path(external) if external else None
-    resume = train.asked_resume(cfg) if training else None
+    resume = train.asked_resume(cfg) if training else cfg.resume
     continues = resume is not None and resume.dir is None
     if continues and not (cfg.run.name or cfg.run.dir):
         raise ConfigError(Fault("needs the run to go on with: give its run.name", "resume"))

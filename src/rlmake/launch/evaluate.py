@@ -7,7 +7,9 @@ from typing import Any
 from loguru import logger
 
 from rlmake.config import EvalConfig
+from rlmake.config.eval import EvalResumeConfig
 from rlmake.core.rundir import RunContext
+from rlmake.evals import progress
 from rlmake.launch import rundir
 from rlmake.launch.attempt import allocate, record
 from rlmake.launch.components import Components, check_port
@@ -25,10 +27,12 @@ def run(
     identity: Mapping[str, Any],
     argv: Sequence[str] = (),
     files: Sequence[Path] = (),
+    again: bool = False,
 ) -> None:
     """Evaluate `model` (a directory; None: what `cfg.model` names) and leave the report in `out`.
 
     The engine is started when the configuration has an `inference` table; without one `client.base_url` is asked.
+    `again`: go on with what an earlier attempt has left in `out` (the build's, whose folder says what is evaluated).
     `identity` goes into the report: suite, run, fingerprints and step. Raises as `train.run` does.
     """
     out = Path(out).resolve()
@@ -37,6 +41,8 @@ def run(
     name = str(identity.get("run") or out.name)
     with rundir.Held(out):
         kill_leftovers(out)
+        if again and progress.started(out):
+            cfg = cfg.model_copy(update={"resume": EvalResumeConfig(skip_checks=True)})
         if cfg.inference is not None:
             check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
             gpu_ids(cfg.deployment.num_infer_gpus)
