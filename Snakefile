@@ -21,6 +21,8 @@ wildcard_constraints:
 
 localrules:
     all,
+    data,
+    report,
     publish_data,
     publish_weights,
     publish_checkpoint,

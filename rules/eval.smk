@@ -14,6 +14,11 @@ rule evaluate:
         tasks_per_gpu=BUILD.resource("eval", "tasks_per_gpu"),
         mpi=BUILD.resource("eval", "mpi"),
         gres=BUILD.resource("eval", "gres"),
+        runtime=BUILD.resource("eval", "runtime"),
+        mem_mb=BUILD.resource("eval", "mem_mb"),
+        slurm_partition=BUILD.resource("eval", "slurm_partition"),
+        slurm_account=BUILD.resource("eval", "slurm_account"),
+        slurm_extra=BUILD.resource("eval", "slurm_extra"),
     shell:
         "{JOB} eval {wildcards.fp}"
 

@@ -6,6 +6,9 @@ rule export:
         BUILD.checkpoint,
     output:
         STORE + "/train-{fp}/exports/step_{n}/weights.json",
+    resources:
+        slurm_partition=BUILD.resource("export", "slurm_partition"),
+        slurm_account=BUILD.resource("export", "slurm_account"),
     shell:
         "{JOB} export {wildcards.fp} {wildcards.n}"
 

@@ -14,6 +14,11 @@ rule train:
         tasks_per_gpu=BUILD.resource("train", "tasks_per_gpu"),
         mpi=BUILD.resource("train", "mpi"),
         gres=BUILD.resource("train", "gres"),
+        runtime=BUILD.resource("train", "runtime"),
+        mem_mb=BUILD.resource("train", "mem_mb"),
+        slurm_partition=BUILD.resource("train", "slurm_partition"),
+        slurm_account=BUILD.resource("train", "slurm_account"),
+        slurm_extra=BUILD.resource("train", "slurm_extra"),
     shell:
         "{JOB} train {wildcards.fp} {wildcards.n}"
 

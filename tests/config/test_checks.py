@@ -317,7 +317,7 @@ def test_a_missing_default_algorithm_value_is_not_hidden():
 UNBUILT = [
     ("RLConfig", {"monitors": {"wandb": {}}}, "monitors.wandb"),
     ("RLConfig", {"monitors": {"prime": {}}}, "monitors.prime"),
-    ("RLConfig", {"slurm": {}}, "slurm"),
+    ("RLConfig", {"slurm": {"shared_fs": False}}, "slurm.shared_fs"),
     ("RLConfig", {"deployment": {**CPU, "num_infer_gpus": 1}}, "inference.engine"),
     ("RLConfig", {"inference": {"engine": "vllm"}}, "inference.engine"),
     ("RLConfig", {"weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type"),

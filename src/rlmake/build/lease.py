@@ -11,10 +11,8 @@ next beat or before it publishes, and stops.
 
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 import uuid
@@ -24,7 +22,7 @@ from typing import Any
 
 from loguru import logger
 
-from rlmake.core import procs
+from rlmake.core import procs, slurm
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_json
 
@@ -33,7 +31,6 @@ STALE_AFTER = 60.0  # seconds without a beat, on the observer's clock
 BEAT_EVERY = 5.0
 POLL = 1.0
 OWNER = "RLMAKE_LEASE"  # in the environment of all that works under a lease: the owner's id
-_LIVE = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"}
 
 
 class LeaseHeld(UserError):
@@ -176,7 +173,7 @@ class _Watch:
                 process = procs.process(holder["pid"])
                 if process is None or process.started != holder["pid_start"]:
                     return True
-            elif holder.get("slurm_job") and _left_queue(holder["slurm_job"]):
+            elif (job := holder.get("slurm_job")) and (_former_life(job) or slurm.left_queue(job)):
                 return True
         now = (epoch, holder["beat"] if holder else None)
         if now != self.seen:
@@ -195,7 +192,7 @@ def _claim(folder: Path, epoch: int, before: dict[str, Any] | None, attempt: int
         "machine": machine(),
         "pid": os.getpid(),
         "pid_start": me.started if me else 0,
-        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "slurm_job": slurm.own_job(),
         "attempt": attempt,
         "epoch": epoch,
         "beat": 0,
@@ -228,19 +225,9 @@ def _end_orphans(before: dict[str, Any]) -> None:
     procs.wait_gone(left, 5.0)
 
 
-def _left_queue(job: str) -> bool:
-    """Whether SLURM says that a job is no more; False where it does not say (no client, controller down)."""
-    if shutil.which("squeue") is None:
-        return False
-    try:
-        answer = subprocess.run(
-            ["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    if answer.returncode != 0:
-        return "Invalid job id" in answer.stderr
-    return not set(answer.stdout.split()) & _LIVE
+def _former_life(job: str) -> bool:
+    """Whether the holder was this very job before it was requeued: SLURM has ended all of it since."""
+    return job == slurm.own_job() and os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def _path(folder: Path, epoch: int) -> Path:

@@ -210,7 +210,7 @@ class Registry:
             parents=parents,
             revisions=code,
             declared=suite,
-            resources=resources.of("eval", config),
+            resources=resources.of("eval", config, near=_slurm(self.runs[run_name].config)),
             facts={
                 "suite": suite_name,
                 "suite_fingerprint": fingerprint("suite", "eval", semantic, edges.parents, code),
@@ -304,6 +304,12 @@ class Registry:
             **work.facts,
             **moment,
         }
+
+
+def _slurm(config: Any) -> dict[str, Any] | None:
+    """A run's [slurm] table, None where it has none."""
+    table = getattr(config, "slurm", None)
+    return table and table.model_dump(include=set(resources.SMALL))
 
 
 def _find(config: dict[str, Any], key: str) -> Any:

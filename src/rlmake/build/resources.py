@@ -1,23 +1,64 @@
-"""What a job takes: threads and GPUs on this machine, nodes and GPUs on a cluster."""
+"""What a job takes: threads and GPUs on this machine, nodes and GPUs and SLURM's other options on a cluster."""
 
 from typing import Any
 
+from rlmake.core import slurm
 
-def of(kind: str, config: dict[str, Any]) -> dict[str, Any]:
-    """`{threads, gpus, nodes, gpus_per_node}` of a job of `kind` with its resolved configuration.
+SMALL = ("partition", "account", "pre_run_command")  # what jobs that belong to a run take over from its [slurm]
+
+
+def of(kind: str, config: dict[str, Any], near: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`{threads, gpus, nodes, gpus_per_node, slurm}` of a job of `kind` with its resolved configuration.
 
     On a CPU a job takes as many threads as its largest process uses: trainer and engine take turns. So two trainings
-    don't run side by side on two cores, unless they are configured with one thread each.
+    don't run side by side on two cores, unless they are configured with one thread each. `near` is the [slurm] table of
+    the run that a job without a table of its own belongs to.
     """
     place = config.get("deployment") or {}
-    nodes = 1
+    nodes, per_node = 1, place.get("gpus_per_node", 0)
+    ranks = place.get("num_train_ranks", 1)
     if place.get("type") == "multi_node":
-        nodes = place["num_train_nodes"] + (place["num_infer_nodes"] or 0)
-        gpus = nodes * place["gpus_per_node"]
+        managed = bool(config.get("inference"))
+        each = 1 if place["num_infer_nodes"] is None else place["num_infer_nodes"]
+        nodes = place["num_train_nodes"] + (each * place["num_infer_replicas"] if managed else 0)
+        gpus = nodes * per_node
     elif kind == "eval":
         gpus = place.get("num_infer_gpus", 0) if config.get("inference") else 0
     else:
         uses_engine = kind == "rl" or bool(config.get("inference"))
         gpus = place.get("num_train_gpus", 0) + (place.get("num_infer_gpus", 0) if uses_engine else 0)
-    threads = place.get("cpu_threads", 1) * (place.get("num_train_ranks", 1) if not place.get("num_train_gpus") else 1)
-    return {"threads": threads, "gpus": gpus, "nodes": nodes, "gpus_per_node": -(-gpus // nodes)}
+        ranks = 1 if place.get("num_train_gpus") else ranks
+    table = options(config["slurm"]) if config.get("slurm") else small(near)
+    if config.get("slurm") and _exclusive(config["slurm"]["exclusive"], nodes, gpus, per_node):
+        table["extra"] = ["--exclusive", *table["extra"]]
+    return {
+        "threads": place.get("cpu_threads", 1) * ranks,
+        "gpus": gpus,
+        "nodes": nodes,
+        "gpus_per_node": -(-gpus // nodes),
+        "slurm": table,
+    }
+
+
+def options(table: dict[str, Any]) -> dict[str, Any]:
+    """A run's [slurm] table as a job needs it: `time` in minutes, `memory` in MB, the rest as options of sbatch."""
+    places = [f"--{key}={table[key]}" for key in ("constraint", "nodelist", "exclude") if table[key]]
+    return {
+        "partition": table["partition"],
+        "account": table["account"],
+        "time": slurm.minutes(table["time"]) if table["time"] else None,
+        "memory": slurm.megabytes(table["memory"]) if table["memory"] else None,
+        "extra": [*places, *table["extra"]],
+        "pre_run_command": table["pre_run_command"],
+        "save_before_end": table["save_before_end"],
+    }
+
+
+def small(table: dict[str, Any] | None) -> dict[str, Any]:
+    """Options of a small job beside a run: where it may run and who pays, not how long or how large."""
+    empty = dict.fromkeys(("time", "memory", "save_before_end"), None)
+    return {**empty, "extra": [], **{key: (table or {}).get(key) for key in SMALL}}
+
+
+def _exclusive(wanted: bool | str, nodes: int, gpus: int, per_node: int) -> bool:
+    return (nodes > 1 or 0 < per_node <= gpus) if wanted == "auto" else bool(wanted)

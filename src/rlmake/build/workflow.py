@@ -5,6 +5,7 @@ Snakemake tells a workflow its targets only after the Snakefile was read; `attac
 targets and to force what must be made again although it exists. Both end in one line per fault, never in a traceback.
 """
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import failure, plan, publish, store
+from rlmake.build import failure, plan, publish, resources, store
 from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
@@ -30,7 +31,7 @@ def attach(workflow: Any, config: dict[str, Any]) -> "Jobs":
     if not workflow.is_main_process:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the early signal is for the training, not for us above it
         return Jobs()
-    return _or_leave(lambda: Driver(workflow, str(config.get("retry_failed", "0")).lower() not in ("0", "false", "")))
+    return or_leave(lambda: Driver(workflow, str(config.get("retry_failed", "0")).lower() not in ("0", "false", "")))
 
 
 class Jobs:
@@ -65,8 +66,9 @@ class Jobs:
         return lambda wildcards: self.about(stage, wildcards.fp)["resources"]["threads"]
 
     def resource(self, stage: str, name: str) -> Callable[[Any], Any]:
-        """A resource function, see `slurm_resources`."""
-        return lambda wildcards: slurm_resources(self.about(stage, wildcards.fp)["resources"])[name]
+        """A resource function, see `slurm_resources`; "export" is the small job beside a training."""
+        of, small = ("train", True) if stage == "export" else (stage, False)
+        return lambda wildcards: slurm_resources(self.about(of, wildcards.fp)["resources"], small)[name]
 
     def published(self, kind: str) -> Callable[[Any], Any]:
         """Inputs of a publishing rule: links are made by the driver alone."""
@@ -87,7 +89,7 @@ class Driver(Jobs):
         self.registry = Registry.load()
         self.all = plan.targets_of_all(self.registry)
         self.needs = plan.Needs()
-        _when_settled(workflow, lambda settings: _or_leave(lambda: self._settle(settings)))
+        _when_settled(workflow, lambda settings: or_leave(lambda: self._settle(settings)))
 
     def _settle(self, settings: Any) -> None:
         """Snakemake has said what is asked for: check it, and force what is stale."""
@@ -172,10 +174,15 @@ class Driver(Jobs):
             self.workflow.register_resource("local_gpus", max(there, *wanted))
 
 
-def slurm_resources(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Snakemake resources of a job. One rule for any number of nodes: the launcher calls srun itself, so the `mpi` key
-    keeps the job's step from pinning it to one node, and `tasks_per_gpu = 0` keeps the plugin from multiplying tasks.
+def slurm_resources(wanted: dict[str, Any], small: bool = False) -> dict[str, Any]:
+    """Snakemake resources of a job; 0 and "" ask for nothing. `small`: an export beside its training, no GPU.
+
+    One rule for any number of nodes: the launcher calls srun itself, so the `mpi` key keeps the job's step from pinning
+    it to one node, and `tasks_per_gpu = 0` keeps the plugin from multiplying tasks.
     """
+    slurm = wanted.get("slurm") or resources.small(None)
+    if small:
+        wanted, slurm = {"nodes": 1, "gpus": 0}, resources.small(slurm)
     nodes, gpus = wanted["nodes"], wanted["gpus"]
     return {
         "local_gpus": gpus,
@@ -184,6 +191,11 @@ def slurm_resources(wanted: dict[str, Any]) -> dict[str, Any]:
         "mpi": "srun" if nodes > 1 else "",
         "tasks_per_gpu": 0,
         "gres": f"gpu:{wanted['gpus_per_node']}" if gpus else "",
+        "runtime": slurm["time"] or 0,
+        "mem_mb": slurm["memory"] or 0,
+        "slurm_partition": slurm["partition"] or "",
+        "slurm_account": slurm["account"] or "",
+        "slurm_extra": " ".join(map(shlex.quote, slurm["extra"])),
     }
 
 
@@ -222,7 +234,7 @@ def _when_settled(workflow: Any, then: Callable[[Any], None]) -> None:
     workflow.__class__ = Watched
 
 
-def _or_leave(work: Callable[[], Any]) -> Any:
+def or_leave(work: Callable[[], Any]) -> Any:
     """Do `work`; a user's mistake becomes `error: …` lines and the end of this process."""
     try:
         return work()

@@ -29,16 +29,19 @@ class SingleNode(CpuThreads):
         return self
 
 
-class MultiNode(Config):
-    """Several hosts of a SLURM cluster."""
+class MultiNode(CpuThreads):
+    """Several hosts of a SLURM cluster, all of a kind. `gpus_per_node = 0`: trainer and engines on the CPU."""
 
     type: Literal["multi_node"] = runtime("multi_node", "Kind of placement.")
-    gpus_per_node: int = runtime(8, "GPUs of each host.", ge=1)
+    gpus_per_node: int = runtime(8, "GPUs of each host; 0: CPU.", ge=0)
     num_train_nodes: int = runtime(..., "Hosts of the trainer.", ge=1)
-    num_infer_nodes: int | None = runtime(None, "Hosts of the inference servers; derived when absent.", ge=0)
+    num_infer_nodes: int | None = runtime(
+        None, "Hosts of one replica of the inference servers; 1 with [inference] when absent.", ge=0
+    )
     num_infer_replicas: int = runtime(1, "Replicas of the inference servers.", ge=1)
     nodes_per_fsdp_group: int | None = runtime(None, "Hosts that shard one copy of the model; all when absent.", ge=1)
     orchestrator_on_inference: bool = runtime(False, "Place the orchestrator on the last inference host.")
+    num_train_ranks: int = runtime(1, "Processes of the trainer on each host's CPU (gloo).", ge=1)
 
     @model_validator(mode="after")
     def _groups(self):
@@ -46,6 +49,29 @@ class MultiNode(Config):
         if size is not None and self.num_train_nodes % size:
             raise Refused(("nodes_per_fsdp_group", f"{size} does not divide num_train_nodes = {self.num_train_nodes}"))
         return self
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.gpus_per_node or self.num_train_ranks
+
+    @property
+    def dp_replicate(self) -> int:
+        """Copies of the model that the trainer keeps."""
+        return self.num_train_nodes // (self.nodes_per_fsdp_group or self.num_train_nodes)
+
+    def infer_nodes(self, managed: bool) -> int:
+        """Hosts of all inference servers that the launcher starts."""
+        each = self.num_infer_nodes if self.num_infer_nodes is not None else 1
+        return each * self.num_infer_replicas if managed else 0
+
+
+class SFTMultiNode(MultiNode):
+    """Several hosts of a SLURM cluster, all of a kind. `gpus_per_node = 0`: the CPU."""
+
+    num_train_nodes: int = runtime(2, "Hosts of the trainer.", ge=1)
+    num_infer_nodes: int | None = runtime(
+        None, "Hosts of one replica of the evaluations' servers; 1 with [inference] when absent.", ge=0
+    )
 
 
 class EvalDeployment(CpuThreads):
@@ -61,4 +87,12 @@ class EvalDeployment(CpuThreads):
         return self
 
 
+def world_fields(place: SingleNode | MultiNode) -> list[str]:
+    """Keys that decide the trainer's world, and with it how sums are rounded."""
+    on_cpu = place.num_train_gpus == 0 if place.type == "single_node" else place.gpus_per_node == 0
+    names = ["num_train_gpus"] if place.type == "single_node" else ["type", *MULTI_NODE_WORLD]
+    return [f"deployment.{name}" for name in (*names, *(["num_train_ranks"] if on_cpu else []))]
+
+
+MULTI_NODE_WORLD = ("gpus_per_node", "num_train_nodes", "nodes_per_fsdp_group")
 Deployment = Annotated[SingleNode | MultiNode, Field(discriminator="type")]

@@ -19,6 +19,7 @@ from rlmake.config.shared import (
     EnvVars,
     MonitorsConfig,
     RunConfig,
+    SlurmConfig,
     TokenizerConfig,
     check_env_vars,
     default_output_dir,
@@ -96,6 +97,7 @@ class EvalConfig(Config):
     clean: bool = runtime(False, "Wipe the run directory before the start.")
     dashboard: bool = runtime(False, "Show the run in the dashboard.")
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
+    slurm: SlurmConfig | None = runtime(None, "Submit to SLURM.")
     env_vars: EnvVars = runtime(dict, "Environment variables of all processes.")
 
     @model_validator(mode="before")

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from rlmake.config.deployment import Deployment, SingleNode
+from rlmake.config.deployment import Deployment, SingleNode, world_fields
 from rlmake.config.fields import Config, FieldClass, group, horizon, plain_copy, runtime, semantic
 from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
@@ -141,9 +141,12 @@ class RLConfig(Config):
     def _resolve(self):
         self._reflect()
         check_env_vars(self.env_vars)
-        if self.deployment.type == "single_node":
-            ranks = self.deployment.num_train_gpus or self.deployment.num_train_ranks
-            self.orchestrator.num_train_workers = max(1, ranks // self.trainer.model.cp)
+        place = self.deployment
+        if place.type == "single_node":
+            ranks = place.num_train_gpus or place.num_train_ranks
+        else:
+            ranks = place.num_train_nodes * place.ranks_per_node
+        self.orchestrator.num_train_workers = max(1, ranks // self.trainer.model.cp)
         self.orchestrator.pad_to_multiple_of = self.trainer.model.cp
         if faults := rl_faults(self):
             raise Refused(faults)
@@ -160,10 +163,10 @@ class RLConfig(Config):
 
     def reclassified(self) -> dict[str, FieldClass]:
         fields: dict[str, FieldClass] = {}
-        if self.deterministic and self.deployment.type == "single_node":
-            fields["deployment.num_train_gpus"] = "semantic"
-            if self.deployment.num_train_gpus == 0:
-                fields |= {"deployment.num_train_ranks": "semantic", "deployment.cpu_threads": "semantic"}
+        if self.deterministic:
+            fields = dict.fromkeys(world_fields(self.deployment), "semantic")
+            if "deployment.num_train_ranks" in fields:
+                fields["deployment.cpu_threads"] = "semantic"
         return fields
 
     def placed(self, run_dir: Path | str, name: str) -> "RLConfig":
@@ -184,8 +187,11 @@ class RLConfig(Config):
 
 def _defaults(data: dict[str, Any], managed: bool) -> None:
     """Root values that follow from the rest of the configuration, never from the machine."""
-    train_gpus = as_int(get(data, "deployment.num_train_gpus"), 1)
-    infer_gpus = as_int(get(data, "deployment.num_infer_gpus"), 1)
+    if get(data, "deployment.type", "single_node") == "single_node":
+        train_gpus = as_int(get(data, "deployment.num_train_gpus"), 1)
+        infer_gpus = as_int(get(data, "deployment.num_infer_gpus"), 1)
+    else:
+        train_gpus = infer_gpus = as_int(get(data, "deployment.gpus_per_node"), 8)
     parts = ("trainer", "orchestrator", "inference")
     vllm = managed and (infer_gpus > 0 or get(data, "inference.engine") == "vllm")
     exact = train_gpus == 0 and not vllm

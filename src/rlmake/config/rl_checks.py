@@ -24,7 +24,13 @@ def _placement(config: "RLConfig") -> Faults:
             faults.append(("deployment.num_infer_nodes", "0 needs [trainer.data.fake]"))
         if (place.num_infer_nodes or 0) > 0 and inference is None:
             faults.append(("inference", f"is needed: deployment.num_infer_nodes = {place.num_infer_nodes}"))
-        return faults
+        tp = inference.vllm.tensor_parallel_size if inference is not None else 1
+        if place.gpus_per_node % tp:
+            fault = f"{place.gpus_per_node} is not a multiple of inference.vllm.tensor_parallel_size = {tp}"
+            faults.append(("deployment.gpus_per_node", fault))
+        if place.orchestrator_on_inference and inference is None:
+            faults.append(("deployment.orchestrator_on_inference", "needs [inference]"))
+        return [*faults, *_ranks(config, place.num_train_nodes * place.ranks_per_node)]
     if inference is None and place.num_infer_gpus > 0 and not fake:
         text = f"is needed with deployment.num_infer_gpus = {place.num_infer_gpus}: add [inference], or set that to 0"
         faults.append(("inference", f"{text} for a server elsewhere"))
@@ -33,10 +39,12 @@ def _placement(config: "RLConfig") -> Faults:
         if place.num_infer_gpus % tp:
             fault = f"{place.num_infer_gpus} is not a multiple of inference.vllm.tensor_parallel_size = {tp}"
             faults.append(("deployment.num_infer_gpus", fault))
-    ranks = place.num_train_gpus or place.num_train_ranks
-    if ranks % config.trainer.model.cp:
-        faults.append(("trainer.model.cp", f"{config.trainer.model.cp} does not divide the trainer's {ranks} ranks"))
-    return faults
+    return [*faults, *_ranks(config, place.num_train_gpus or place.num_train_ranks)]
+
+
+def _ranks(config: "RLConfig", ranks: int) -> Faults:
+    cp = config.trainer.model.cp
+    return [("trainer.model.cp", f"{cp} does not divide the trainer's {ranks} ranks")] if ranks % cp else []
 
 
 def _transport(config: "RLConfig") -> Faults:

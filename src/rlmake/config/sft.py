@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlmake.config.deployment import CpuThreads, MultiNode
+from rlmake.config.deployment import CpuThreads, SFTMultiNode, world_fields
 from rlmake.config.fields import Config, FieldClass, group, plain_copy, runtime, semantic
 from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
@@ -117,7 +117,9 @@ class SFTConfig(TrainerCommon):
     inference: InferenceConfig | None = runtime(None, "Inference server of the evaluations.")
     weight_broadcast: WeightBroadcast | None = runtime(None, "How new weights reach the engines.")
     deterministic: bool | Literal["auto"] = semantic("auto", "Same configuration, same bytes; auto: on the CPU.")
-    deployment: Annotated[SFTSingleNode | MultiNode, Field(discriminator="type")] = group(SFTSingleNode(), "Placement.")
+    deployment: Annotated[SFTSingleNode | SFTMultiNode, Field(discriminator="type")] = group(
+        SFTSingleNode(), "Placement."
+    )
     output_dir: str = runtime(default_output_dir, "Folder of runs; `$PRL_OUTPUT_DIR`, else outputs.")
     clean: bool = runtime(False, "Wipe the run directory before the start.")
     dashboard: bool = runtime(False, "Show the run in the dashboard.")
@@ -166,7 +168,9 @@ class SFTConfig(TrainerCommon):
                     ("deployment.gpus_per_node", f"{total} GPUs are asked for, the host has {place.gpus_per_node}")
                 )
         else:
-            ranks = place.num_train_nodes * place.gpus_per_node
+            ranks = place.num_train_nodes * place.ranks_per_node
+            if (place.num_infer_nodes or 0) > 0 and self.inference is None:
+                faults.append(("inference", f"is needed: deployment.num_infer_nodes = {place.num_infer_nodes}"))
             if self.slurm is None:
                 faults.append(("deployment.type", "multi_node needs [slurm]"))
         rows = ranks // self.model.cp * data.micro_batch_size
@@ -195,10 +199,8 @@ class SFTConfig(TrainerCommon):
     def reclassified(self) -> dict[str, FieldClass]:
         fields = self.horizon_classes()
         if self.deterministic:
-            cut = (*CUT_OF_WORK, "data.micro_batch_size", "deployment.num_train_gpus")
+            cut = (*CUT_OF_WORK, "data.micro_batch_size", *world_fields(self.deployment))
             fields |= dict.fromkeys(cut, "semantic")
-            if self.device == "cpu":
-                fields["deployment.num_train_ranks"] = "semantic"
         return fields
 
     def placed(self, run_dir: Path | str, name: str) -> "SFTConfig":

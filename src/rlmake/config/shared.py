@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from rlmake.config.fields import Config, FieldClass, horizon, runtime, semantic
 from rlmake.config.names import fault_of_path
 from rlmake.config.refused import Refused
+from rlmake.core import slurm
 
 LogLevel = Literal["trace", "debug", "info", "success", "warning", "error", "critical"]
 EnvVars = dict[str, str]
@@ -245,16 +246,39 @@ class SlurmConfig(Config):
     """Submission to a SLURM cluster."""
 
     job_name: str = runtime("prime-rl", "Job name.")
-    project_dir: str = runtime(".", "Directory of the project on the cluster.")
-    template_path: str | None = runtime(None, "A script template in place of the built-in one.")
-    partition: str = runtime("cluster", "Partition.")
+    project_dir: str = runtime(".", "Directory of the project; every node must see it.")
+    template_path: str | None = runtime(None, "A script template (Jinja) in place of the built-in one.")
+    partition: str = runtime("cluster", "Partition; the cluster's default one where none is called `cluster`.")
+    account: str | None = runtime(None, "Account.")
+    time: str | None = runtime(None, "Time limit, as SLURM writes it; the run is continued by requeueing.")
+    memory: str | None = runtime(None, "Memory of each node (`64G`); the cluster's default when absent.")
+    constraint: str | None = runtime(None, "Features that the nodes must have.")
     nodelist: str | None = runtime(None, "Nodes to use.")
     exclude: str | None = runtime(None, "Nodes to avoid.")
-    account: str | None = runtime(None, "Account.")
-    time: str | None = runtime(None, "Time limit, as SLURM writes it.")
+    exclusive: bool | Literal["auto"] = runtime(
+        "auto", "Share the nodes with no other job; auto: when all their GPUs are taken, or several nodes."
+    )
+    extra: list[str] = runtime(list, "More options of sbatch, one an entry.")
     pre_run_command: str | None = runtime(None, "Shell line run once before the launch.")
-    cleanup_grace_period: float = runtime(3600.0, "Seconds that others get to end after a failure.", ge=0)
+    save_before_end: int = runtime(120, "Seconds before the time limit at which the run saves and leaves.", ge=1)
+    cleanup_grace_period: float = runtime(10.0, "Most seconds that others get to end after a failure.", ge=0)
     shared_fs: bool = runtime(True, "Whether all nodes see the same files.")
+
+    @model_validator(mode="after")
+    def _readable(self):
+        faults = []
+        for key, read in (("time", slurm.minutes), ("memory", slurm.megabytes)):
+            value = getattr(self, key)
+            try:
+                read(value) if value is not None else None
+            except ValueError as error:
+                faults.append((key, f"{error}, not '{value}'"))
+        if self.time and not faults and slurm.minutes(self.time) * 60 <= self.save_before_end:
+            fault = f"{self.save_before_end} s leave nothing of time = {self.time}; lower it"
+            faults.append(("save_before_end", fault))
+        if faults:
+            raise Refused(faults)
+        return self
 
 
 class GcConfig(Config):

@@ -138,8 +138,9 @@ def put_device(spreader: Spreader, part: str, gpus_key: str, default: int = 1) -
     if not isinstance(place, dict):
         return
     prefix = f"{part}." if part else ""
-    single = place.get("type", "single_node") == "single_node"
-    on_cpu = single and as_int(place.get(gpus_key, default), default) == 0
+    if place.get("type", "single_node") != "single_node":
+        gpus_key, default = "gpus_per_node", 8
+    on_cpu = as_int(place.get(gpus_key, default), default) == 0
     spreader.put(f"{prefix}device", "cpu" if on_cpu else "cuda", f"(deployment.{gpus_key}) device")
     if "cpu_threads" in place:
         spreader.put(f"{prefix}cpu_threads", place["cpu_threads"], "deployment.cpu_threads")

@@ -1,0 +1,226 @@
+"""What the SLURM executor needs besides Snakemake: one submission per work, drivers that know of one another, the
+script of a job, and what sbatch would refuse.
+
+    <store directory>/submit.lock            look-up and sbatch are one step for all drivers
+                     /submitted-<name>.json  {job, driver}: for clusters that rewrite comments, and for `rlmake tail`
+    outputs/.store/.drivers/<driver>         locked while that driver lives
+"""
+
+import contextlib
+import fcntl
+import functools
+import os
+import shlex
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from rlmake.build import store
+from rlmake.build.store import STORE, Artefact
+from rlmake.core import slurm
+from rlmake.core.errors import ConfigError, Fault, UserError, nearest
+from rlmake.core.jsonio import read_json, write_json
+
+SCHEMA = 1
+OF_RULE = {
+    "data": ("data", "data"), "model": ("model", "weights"), "train": ("train", "checkpoint"),
+    "export": ("train", "weights"), "evaluate": ("eval", "eval"), "report": ("report", "report"),
+}  # fmt: skip
+ERRORS = 12  # lines of a failed job's log that are shown
+LATER = ("down", "drained", "reserved", "busy")  # reasons of sbatch for which a job would merely wait
+
+
+def artefact_of(job: Any) -> Artefact:
+    """What a job of one of the build's rules makes."""
+    stage, kind = OF_RULE[job.name]
+    step = int(job.wildcards.n) if stage == "train" else None
+    return Artefact(stage, job.wildcards.fp, kind, step)
+
+
+def finished(artefact: Artefact) -> bool:
+    """Whether the work is done; its manifest is then declared once more, Snakemake deletes it before each job."""
+    if store.finished(artefact) is None:
+        return False
+    store.declare(artefact)
+    return True
+
+
+@contextlib.contextmanager
+def locked(artefact: Artefact) -> Iterator[None]:
+    """One driver at a time looks up and submits the work of a store directory."""
+    artefact.folder.mkdir(parents=True, exist_ok=True)
+    with open(artefact.folder / "submit.lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.warning(f"{file.name}: no file locks here ({error}); two drivers might submit twice")
+        yield
+
+
+def note_path(artefact: Artefact) -> Path:
+    step = f"-{artefact.step}" if artefact.step is not None else ""
+    return artefact.folder / f"submitted-{artefact.kind}{step}.json"
+
+
+class Driver:
+    """This driver among others: each holds a lock that the kernel lets go when it dies, SIGKILL included."""
+
+    def __init__(self, identity: str):
+        self.identity = identity
+        self._file: Any = None
+        self._owners: dict[str, str] = {}  # SLURM job → its driver, of jobs that this one attached to
+
+    def note(self, artefact: Artefact, job: str) -> None:
+        """Record a submission."""
+        if self._file is None:
+            path = STORE / ".drivers" / self.identity
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "w")  # noqa: SIM115  held for the driver's life
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write_json(note_path(artefact), {"schema": SCHEMA, "job": job, "driver": self.identity})
+
+    def noted(self, artefact: Artefact, jobs: Sequence[slurm.Job], workdir: str) -> slurm.Job | None:
+        """The live job of this user and folder that was noted for the work."""
+        record = noted(artefact)
+        if record is None:
+            return None
+        here = os.path.realpath(workdir)
+        found = (j for j in jobs if j.id == record["job"] and j.live and os.path.realpath(j.workdir) == here)
+        return next(found, None)
+
+    def attached(self, job: str) -> None:
+        """Remember whose job it is."""
+        for path in STORE.glob("*/submitted-*.json"):
+            with contextlib.suppress(UserError):
+                record = read_json(path)
+                if record["job"] == job:
+                    self._owners[job] = record["driver"]
+
+    def of_another(self, job: str) -> bool:
+        """Whether another driver submitted the job and lives."""
+        owner = self._owners.get(job)
+        if owner in (None, self.identity):
+            return False
+        try:
+            with open(STORE / ".drivers" / str(owner)) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        if self._file is not None:
+            (STORE / ".drivers" / self.identity).unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+
+def noted(artefact: Artefact) -> dict[str, Any] | None:
+    """The last submission of a piece of work, None when there was none."""
+    with contextlib.suppress(UserError):
+        return read_json(note_path(artefact))
+    return None
+
+
+def script(commands: Sequence[str], artefact: Artefact) -> str:
+    """The script of a job; with several commands that of an array, whose task k runs the k-th.
+
+    `exec`: the early signal goes to the script's own process, which is then the command.
+    """
+    prepare = _options(artefact).get("pre_run_command")
+    lines = ["#!/bin/bash", "ulimit -n 65536 2>/dev/null || true", "if [ -f .env ]; then set -a; . ./.env; set +a; fi"]
+    lines += [prepare] if prepare else []
+    if len(commands) == 1:
+        lines.append(f"exec {commands[0].strip()}")
+    else:
+        lines.append("case $SLURM_ARRAY_TASK_ID in")
+        lines += [f"{task}) exec {command.strip()} ;;" for task, command in enumerate(commands, 1)]
+        lines.append("esac")
+    return "\n".join(lines) + "\n"
+
+
+def signals(job: Any) -> str:
+    """Options of sbatch for being cut off: requeue, and for a training the early signal of its time limit."""
+    lead = _options(artefact_of(job)).get("save_before_end") if job.name == "train" else None
+    runtime = job.resources.get("runtime")
+    if job.name != "train" or not runtime:
+        return " --requeue"
+    return f" --requeue --signal=B:USR1@{min(lead or 120, int(runtime) * 60 - 1)}"
+
+
+def _options(artefact: Artefact) -> dict[str, Any]:
+    """The [slurm] options in the specification of a job; none before the specification is written."""
+    try:
+        return store.read_spec(artefact.stage, artefact.fingerprint)["resources"].get("slurm") or {}
+    except UserError:
+        return {}
+
+
+@functools.cache
+def partitions() -> tuple[str, ...]:
+    """The cluster's partitions, none where it does not say."""
+    answer = slurm.ask("sinfo", "-h", "-o", "%R")
+    return tuple(dict.fromkeys(answer.stdout.split())) if answer is not None and answer.returncode == 0 else ()
+
+
+def partition(wanted: Any) -> str | None:
+    """The partition to ask for; `cluster`, the configuration's default, only where there is one."""
+    known = partitions()
+    if not wanted or (str(wanted) == "cluster" and known and "cluster" not in known):
+        return None
+    return str(wanted)
+
+
+def refuse_impossible(calls: Iterable[str]) -> None:
+    """Ask SLURM about each kind of job (`sbatch --test-only`) before any is submitted. Raises `ConfigError`."""
+    faults = [fault for call in dict.fromkeys(calls) if (fault := impossible(call))]
+    if faults:
+        raise ConfigError([Fault(fault) for fault in faults])
+
+
+def impossible(call: str) -> str | None:
+    """Why sbatch would never run a job of this command line, in one line; None when it would, or is not known."""
+    words = shlex.split(call)
+    try:
+        answer = subprocess.run(
+            [*words, "--test-only", "--wrap", "true"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = " ".join(answer.stderr.split())
+    if answer.returncode == 0 or any(word in said.lower() for word in LATER):
+        return None
+    return f"SLURM would refuse {_asked(words)}: {_why(said, words)}"
+
+
+def _asked(words: Sequence[str]) -> str:
+    """What a call asks for, without the names of the job."""
+    skip = ("--parsable", "--export", "--requeue", "--signal", "--test-only")
+    named = ("--job-name", "--output", "--comment", "-D")
+    shown, rest = [], iter(words[1:])
+    for word in rest:
+        if word in named:
+            next(rest, None)
+        elif not word.startswith((*skip, *named)):
+            shown.append(word)
+    return f"a job with {' '.join(shown)}" if shown else "any job"
+
+
+def _why(said: str, words: Sequence[str]) -> str:
+    text = said.lower()
+    if "partition" in text:
+        wanted = next((words[i + 1] for i, word in enumerate(words) if word == "-p"), "")
+        return f"there is no partition '{wanted}'{nearest(wanted, partitions())}; there are {', '.join(partitions())}"
+    if "account" in text:
+        return f"the account does not exist or is not yours ({said})"
+    if "node configuration" in text or "node count" in text:
+        answer = slurm.ask("sinfo", "-h", "-o", "%R: %D nodes of %c CPUs, %m MB, %G")
+        there = "; ".join(answer.stdout.splitlines()) if answer is not None else ""
+        return f"no partition has such nodes, or so many ({there})"
+    return said

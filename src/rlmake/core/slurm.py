@@ -1,0 +1,204 @@
+"""SLURM's commands, as far as they are needed: the queue, how a job ended, requeue, cancel, and what sbatch would say.
+
+Nothing here raises when the controller does not answer: callers get None and decide how long to wait.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LIVE = {
+    "PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "REQUEUED",
+    "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "STAGE_OUT",
+}  # fmt: skip
+FIELDS = "%i|%T|%r|%S|%N|%Z|%k"
+TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as `squeue` shows it. `id` of an array's task is `<job>_<task>`; `start` is expected or real."""
+
+    id: str
+    state: str
+    reason: str
+    start: str
+    nodes: str
+    workdir: str
+    comment: str
+
+    @property
+    def live(self) -> bool:
+        return self.state in LIVE
+
+    def __str__(self) -> str:
+        if self.state == "PENDING":
+            start = "" if self.start in ("N/A", "") else f", expected to start at {self.start}"
+            return f"SLURM job {self.id} is pending ({self.reason}){start}"
+        return f"SLURM job {self.id} is {self.state.lower()}" + (f" on {self.nodes}" if self.nodes else "")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a job ended: SLURM's word for it, and the exit code of its script (None: not known)."""
+
+    state: str
+    code: int | None
+
+
+def here() -> bool:
+    """Whether this host can submit."""
+    return shutil.which("sbatch") is not None
+
+
+def own_job() -> str | None:
+    """The job that this process runs in."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def ask(*command: str, stdin: str | None = None, timeout: float = TIMEOUT) -> subprocess.CompletedProcess | None:
+    """Run one of SLURM's commands; None when it is not installed or does not answer in time."""
+    try:
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def queue() -> list[Job] | None:
+    """This user's jobs, also those that ended so lately that the controller still knows them."""
+    answer = ask("squeue", "-h", "-r", "--me", "-t", "all", "-o", FIELDS)
+    if answer is None or answer.returncode != 0:
+        return None
+    rows = (line.split("|", 6) for line in answer.stdout.splitlines() if line.count("|") >= 6)
+    return [Job(*(field.strip() for field in row)) for row in rows]
+
+
+def ended(job: str) -> End | None:
+    """How a job that is not live any more ended: asked of the controller, then of the accounts. None: nobody knows."""
+    answer = ask("scontrol", "-o", "show", "job", job)
+    if answer is not None and answer.returncode == 0:
+        fields = dict(pair.split("=", 1) for pair in answer.stdout.split() if "=" in pair)
+        if state := fields.get("JobState"):
+            return End(state, _code(fields.get("ExitCode", "")))
+    answer = ask("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode")
+    if answer is not None and answer.returncode == 0 and "|" in answer.stdout:
+        state, code = answer.stdout.splitlines()[0].split("|")[:2]
+        return End(state.split()[0], _code(code))
+    return None
+
+
+def _code(text: str) -> int | None:
+    """`<exit code>:<signal>` as a shell gives it."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    return (int(match[1]) or (128 + int(match[2]) if match[2] != "0" else 0)) if match else None
+
+
+def left_queue(job: str) -> bool:
+    """Whether SLURM says that a job is no more; False where it does not say (no client, controller down)."""
+    answer = ask("squeue", "-h", "-j", job, "-o", "%T")
+    if answer is None:
+        return False
+    if answer.returncode != 0:
+        return "Invalid job id" in answer.stderr
+    return not set(answer.stdout.split()) & LIVE
+
+
+def find(jobs: Iterable[Job], comment: str, workdir: Path | str) -> Job | None:
+    """The live job with this comment that was submitted from this folder; of an array the task of its part of it."""
+    folder = os.path.realpath(workdir)
+    for job in jobs:
+        if job.live and os.path.realpath(job.workdir) == folder and _means(job, comment):
+            return job
+    return None
+
+
+def _means(job: Job, comment: str) -> bool:
+    """An array's comment is `<head>a+b+…`: task 1 stands for `<head>a`, and so on."""
+    if "+" not in job.comment:
+        return job.comment == comment
+    first, *rest = job.comment.split("+")
+    head = first.rpartition("_")[0]
+    names = [first, *(f"{head}_{name}" for name in rest)]
+    _, _, task = job.id.partition("_")
+    return task.isdigit() and 0 < int(task) <= len(names) and names[int(task) - 1] == comment
+
+
+def requeue(job: str) -> str | None:
+    """Put a job back into the queue. None when it worked, else what SLURM said."""
+    answer = ask("scontrol", "requeue", job)
+    if answer is None:
+        return "scontrol does not answer"
+    return None if answer.returncode == 0 else " ".join((answer.stderr or answer.stdout).split())
+
+
+def cancel(jobs: Sequence[str]) -> str | None:
+    """Cancel jobs. None when it worked, else what SLURM said."""
+    answer = ask("scancel", *jobs, timeout=60.0)
+    if answer is None:
+        return "scancel does not answer"
+    return None if answer.returncode == 0 else " ".join(answer.stderr.split())
+
+
+def config(key: str) -> str | None:
+    """A value of the cluster's configuration (`KillWait`, …)."""
+    answer = ask("scontrol", "show", "config", timeout=10.0)
+    match = re.search(rf"^{key}\s*=\s*(\S+)", answer.stdout, re.MULTILINE) if answer else None
+    return match[1] if match else None
+
+
+def kill_wait() -> float:
+    """Seconds between SIGTERM and SIGKILL when SLURM ends a job."""
+    value = config("KillWait") or ""
+    return float(value) if value.isdigit() else 30.0
+
+
+def hostnames(nodelist: str) -> list[str]:
+    """`node[1-2]` as `[node1, node2]`."""
+    answer = ask("scontrol", "show", "hostnames", nodelist)
+    return answer.stdout.split() if answer is not None and answer.returncode == 0 else []
+
+
+def nodes_of(job: str) -> list[str]:
+    """The nodes of a running job, in SLURM's order, which is that of the ranks."""
+    nodelist = os.environ.get("SLURM_JOB_NODELIST") if job == own_job() else None
+    if not nodelist:
+        answer = ask("squeue", "-h", "-j", job, "-o", "%N")
+        nodelist = answer.stdout.strip() if answer is not None else ""
+    return hostnames(nodelist) if nodelist else []
+
+
+def addresses(nodes: Sequence[str]) -> dict[str, str]:
+    """The address of each node, its name where SLURM has no other."""
+    answer = ask("scontrol", "-o", "show", "node", ",".join(nodes))
+    found = {}
+    for line in answer.stdout.splitlines() if answer is not None and answer.returncode == 0 else ():
+        fields = dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
+        found[fields.get("NodeName", "")] = fields.get("NodeAddr", "")
+    return {node: found.get(node) or node for node in nodes}
+
+
+def minutes(text: str) -> int:
+    """A time limit as SLURM writes it (`90`, `1:30:00`, `2-00`, …) in minutes, rounded up. Raises `ValueError`."""
+    days, dash, rest = text.strip().partition("-") if "-" in text else ("0", "", text.strip())
+    parts = rest.split(":")
+    if not days.isdigit() or not all(part.isdigit() for part in parts) or len(parts) > 3:
+        raise ValueError("expected minutes, [hours:]minutes:seconds, or days-hours[:minutes[:seconds]]")
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, mins, seconds = [*numbers, 0, 0][:3]
+    else:
+        hours, mins, seconds = {1: (0, *numbers, 0), 2: (0, *numbers), 3: tuple(numbers)}[len(numbers)]
+    return max(1, -(-(((int(days) * 24 + hours) * 60 + mins) * 60 + seconds) // 60))
+
+
+def megabytes(text: str) -> int:
+    """A memory size as SLURM writes it (`800`, `64G`) in megabytes. Raises `ValueError`."""
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", text.strip().upper())
+    if not match:
+        raise ValueError("expected a size like 800M or 64G")
+    scale = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]]
+    return max(1, int(int(match[1]) * scale))
