@@ -3,6 +3,7 @@
 Making a link must cost next to nothing, so all that real work needs is imported for real work only.
 """
 
+import signal
 import sys
 from pathlib import Path
 
@@ -14,15 +15,18 @@ from rlmake.core.errors import entry_point
 def main() -> int | None:
     """Do one job. Exit code 0 also where another process has done the work meanwhile."""
     stage, *arguments = sys.argv[1:]
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "save and leave" is for a training, once it is one
     if stage == "publish":
         link, to = (Path(publish.decode(text)) for text in arguments)
         publish.publish(link, to)
     else:
         from rlmake.cli.stages import STAGES
         from rlmake.core import log
+        from rlmake.launch.requeue import continued
 
         log.setup("build")
-        STAGES[stage](*arguments)
+        with continued():
+            STAGES[stage](*arguments)
     return 0
 
 

@@ -57,6 +57,11 @@ class RunContext:
     config_dir: Path
     log_dir: Path
 
+    @property
+    def leave_file(self) -> Path:
+        """Asks the trainer of this attempt, on whichever node, to save after the step in hand and leave."""
+        return self.config_dir / "resolved" / "leave"
+
     @classmethod
     def from_env(cls, run_dir: Path | str) -> "RunContext":
         """Read the context; a process started by hand gets `attempt_1` of `run_dir` and an id made from its name."""

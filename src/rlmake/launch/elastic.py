@@ -19,6 +19,8 @@ def main() -> int:
     die_with_parent()
     # inherited by the ranks: they and we ignore "save and leave" until a trainer has set its handler
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+        _end_ranks_by(signal.SIGHUP)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -35,6 +37,17 @@ def main() -> int:
     except SignalException as error:
         return 128 + error.sigval.value
     return 0
+
+
+def _end_ranks_by(number: signal.Signals) -> None:
+    """In a SLURM job nobody below the launcher hears SIGTERM, by which the agent ends the other ranks of a failed one
+    (and waits 30 s): have it use another one."""
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    shutdown = LocalElasticAgent._shutdown
+    LocalElasticAgent._shutdown = lambda self, death_sig=number, timeout=30: shutdown(  # type: ignore[method-assign]
+        self, number if death_sig == signal.SIGTERM else death_sig, timeout
+    )
 
 
 def _shown(arguments: list[str]) -> list[int]:

@@ -1,17 +1,18 @@
 """Supervision: the processes of one run, started in order, watched together, ended in order, none left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from loguru import logger
 
-from rlmake.core import procs
+from rlmake.core import procs, slurm
 from rlmake.core.errors import RunFailed
 from rlmake.launch import guard
 
@@ -20,16 +21,21 @@ SETTLE_S = 0.5  # after a first death: others that fall with it are named in the
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
 FAILED_GRACE_S = 4.0  # the same once a process has failed: the run has nothing left to bring to an end
 LOOK_FOR_RANKS_S = 0.5
+RESERVE_S = 5.0  # of SLURM's KillWait, to end the run's processes in
 TAIL_LINES = 15
 SAVED_AND_LEFT, DIVERGED = 75, 76  # exit codes of a trainer that are not failures of the program
 
 
 class RunStopped(RunFailed):
-    """The run ended before its last step without a fault: saved and left, or stopped by a signal."""
+    """The run ended before its last step without a fault: saved and left, or stopped by a signal.
 
-    def __init__(self, message: str, exit_code: int):
+    `early`: it was asked to (SIGUSR1) because its time is nearly over. `progressed`: its newest checkpoint lies behind
+    the one that it began from; who catches this may have the run continued (`launch.requeue`).
+    """
+
+    def __init__(self, message: str, exit_code: int, early: bool = False):
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code, self.early, self.progressed = exit_code, early, False
 
 
 class RunDiverged(RunFailed):
@@ -40,12 +46,16 @@ class RunDiverged(RunFailed):
 
 @dataclass
 class Child:
-    """A process of the run. `final`: it ends by itself and the run ends with it; others serve until they are told."""
+    """A process of the run. `final`: it ends by itself and the run ends with it; others serve until they are told.
+
+    `remote`: it is the srun of a process on a node of the allocation.
+    """
 
     name: str
     log: Path
     final: bool
     popen: subprocess.Popen
+    remote: bool = False
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -65,11 +75,19 @@ class Supervisor:
 
     SIGTERM and SIGINT to the calling process end the run in order; SIGUSR1 goes on to the trainer's ranks, which save
     a checkpoint after the step in hand and leave with code 75.
+
+    In a SLURM job SIGTERM means that the job is taken away (preempted, cancelled, out of time): SLURM sends it to every
+    process and SIGKILL after KillWait. There the children do not hear it (they are told to stop by SIGINT), and the
+    trainer is given what is left of that time to save and leave. `leave_file` is written when the run is to save and
+    leave: for ranks on other nodes, which no signal of ours reaches.
     """
 
-    def __init__(self, grace: float = GRACE_S):
+    def __init__(self, grace: float = GRACE_S, leave_file: Path | None = None):
         self.children: list[Child] = []
-        self._grace = grace
+        self._grace, self._leave_file = grace, leave_file
+        self._kill_wait = slurm.kill_wait() if slurm.own_job() else None
+        self._early = False
+        self._deadline = float("inf")
         self._received: int | None = None
         self._look_for_ranks = float("inf")  # when to look (again) for ranks that have to be told to save and leave
         self._told: set[procs.Process] = set()
@@ -95,13 +113,21 @@ class Supervisor:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
 
-    def start(self, name: str, command: list[str], env: Mapping[str, str], log: Path, final: bool = False) -> Child:
+    def start(
+        self,
+        name: str,
+        command: list[str],
+        env: Mapping[str, str],
+        log: Path,
+        final: bool = False,
+        remote: bool = False,
+    ) -> Child:
         """Start a child with both streams appended to `log`, in a session of its own (the terminal's Ctrl-C is ours).
 
         `env` is the whole environment; the launcher's mark is added.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab") as stream:
+        with open(log, "ab") as stream, _unheard(signal.SIGTERM, self._kill_wait is not None):
             popen = subprocess.Popen(
                 command,
                 env={**env, **procs.launcher_mark()},
@@ -110,7 +136,7 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.children.append(child := Child(name, log, final, popen))
+        self.children.append(child := Child(name, log, final, popen, remote))
         return child
 
     def wait_until(self, ready: Callable[[], bool], timeout: float, what: str) -> None:
@@ -134,6 +160,8 @@ class Supervisor:
     def check(self) -> None:
         """Raise when a signal came, or a child ended that should not have."""
         self._record_ends()
+        if time.monotonic() > self._deadline:
+            self._received = signal.SIGTERM
         if self._received is not None:
             name = signal.Signals(self._received).name
             raise RunStopped(f"stopped by {name}; every process of the run was ended", 128 + self._received)
@@ -145,7 +173,8 @@ class Supervisor:
         dead = self._dead()
         for child in dead:
             if child.code == SAVED_AND_LEFT:
-                raise RunStopped(f"{child.name} saved a checkpoint and left (exit code 75); resume continues it", 75)
+                text = f"{child.name} saved a checkpoint and left (exit code 75); resume continues it"
+                raise RunStopped(text, 75, self._early)
         message = "\n".join(self._obituary(child) for child in dead)
         raise RunDiverged(message) if any(child.code == DIVERGED for child in dead) else RunFailed(message)
 
@@ -168,7 +197,7 @@ class Supervisor:
         for group in ([c for c in self.children if c.final], [c for c in self.children if not c.final]):
             for child in reversed(group):
                 if child.code is None:
-                    child.popen.terminate()
+                    child.popen.send_signal(self._stop_signal(child))
             deadline = time.monotonic() + grace
             while any(child.code is None for child in group) and time.monotonic() < deadline:
                 self._record_ends()
@@ -182,6 +211,9 @@ class Supervisor:
         mark = procs.launcher_mark()[procs.LAUNCHER]
         procs.terminate(procs.find(procs.LAUNCHER, lambda value: value == mark), 1.0)
 
+    def _stop_signal(self, child: Child) -> int:
+        return signal.SIGTERM if self._kill_wait is None or child.remote else signal.SIGINT
+
     def _record_ends(self) -> None:
         for child in self.children:
             if child.code is not None and child.name not in self._seen_ended:
@@ -189,9 +221,14 @@ class Supervisor:
                 logger.debug(f"{child.name} ended with code {child.code} after {child.age:.1f} s")
 
     def _note(self, number: int, _frame: object) -> None:
-        self._received = number
+        if number == signal.SIGTERM and self._kill_wait is not None:
+            self._deadline = min(self._deadline, time.monotonic() + max(1.0, self._kill_wait - RESERVE_S))
+            self._look_for_ranks = 0.0
+        else:
+            self._received = number
 
     def _leave(self, *_: object) -> None:
+        self._early = True
         self._look_for_ranks = 0.0
 
     def _tell_ranks(self) -> None:
@@ -200,11 +237,26 @@ class Supervisor:
         Before that, and again while the interpreter shuts down, the signal would be lost or deadly.
         """
         self._look_for_ranks = time.monotonic() + LOOK_FOR_RANKS_S
+        if self._leave_file is not None:
+            self._leave_file.touch()
         for child in self.children:
             for rank in ranks(child.popen.pid) if child.final and child.code is None else ():
                 if rank not in self._told and procs.catches(rank.pid, signal.SIGUSR1):
                     self._told.add(rank)
                     rank.signal(signal.SIGUSR1)
+
+
+@contextlib.contextmanager
+def _unheard(number: int, wanted: bool) -> Iterator[None]:
+    """Processes started inside have the signal blocked, whatever handlers they set."""
+    if not wanted:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ranks(agent: int) -> list[procs.Process]:

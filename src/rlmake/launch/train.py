@@ -17,7 +17,7 @@ from rlmake.launch.components import Components, check_port
 from rlmake.launch.placement import gpu_ids, require_gpus
 from rlmake.launch.progress import Display
 from rlmake.launch.resume import Resume, Start, link_checkpoints, starting_point
-from rlmake.launch.supervise import Supervisor, kill_leftovers
+from rlmake.launch.supervise import RunStopped, Supervisor, kill_leftovers
 
 Kind = Literal["sft", "rl"]
 TrainConfig = SFTConfig | RLConfig
@@ -69,6 +69,9 @@ def run(
                     (_start_sft if kind == "sft" else _start_rl)(supervisor, components, resolve(cfg, ctx, start))
                     supervisor.wait(display.tick)
             logger.success(f"{run_name} ended at step {last}; {run_dir}")
+        except RunStopped as stopped:
+            stopped.progressed = (checkpoint.newest(run_dir) or 0) > start.own_step
+            raise
         finally:
             logger.remove(sink)
 

@@ -28,11 +28,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _run(config: OrchestratorConfig, ctx: RunContext) -> int:
-    """Run to the end; SIGTERM ends it in order."""
+    """Run to the end; SIGTERM or SIGINT ends it in order."""
     from rlmake.orchestrator.orchestrator import Orchestrator
 
     task = asyncio.ensure_future(Orchestrator(config, ctx).run())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in (signal.SIGTERM, signal.SIGINT):  # in a SLURM job the launcher says it by SIGINT
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
         await task
     except asyncio.CancelledError:

@@ -147,8 +147,8 @@ class Training:
         self.world.on_master(publish)
 
     def leaving(self) -> bool:
-        """Whether any rank was asked (SIGUSR1) to save after this step and leave with exit code 75."""
-        return self.world.any(self._asked_to_leave)
+        """Whether any rank was asked (SIGUSR1, or by the file for other nodes) to save now and leave with code 75."""
+        return self.world.any(self._asked_to_leave or (self.world.master and self.ctx.leave_file.exists()))
 
     def _ask_to_leave(self, *_: object) -> None:
         self._asked_to_leave = True
