@@ -52,6 +52,10 @@ class Components:
                 written.append((config, self.write(f"envs/{config.split}/{config.name}", config)))
         return written
 
+    def _start(self, supervisor: Supervisor, name: str, command: list[str], env: dict[str, str], log: Path, **options):
+        """Start a process that computes nothing: an env server, the orchestrator."""
+        supervisor.start(name, command, env, log, **options)
+
     def start_inference(
         self, supervisor: Supervisor, config: InferenceConfig, num_gpus: int, name: str = "inference"
     ) -> Path:
@@ -70,16 +74,21 @@ class Components:
         supervisor.wait_until(address_file.exists, ADDRESS_TIMEOUT_S, f"inference server's address {address_file}")
         return address_file.read_text().strip().rstrip("/") + "/v1"
 
+    def engines(self, address_file: Path) -> list[str] | None:
+        """URLs of the engines where a router stands before them; None: the server is the engine."""
+        return None
+
     def start_env_servers(self, supervisor: Supervisor, servers: list[tuple[EnvServerConfig, Path]]) -> None:
         for config, path in servers:
             command = [sys.executable, "-m", "rlmake.envs.server", "@", str(path)]
             log = self.ctx.log_dir / "envs" / config.split / f"{config.name}.log"
-            supervisor.start(f"env server {config.name}", command, environment(self.ctx, config.env_vars), log)
+            env = environment(self.ctx, config.env_vars)
+            self._start(supervisor, f"env server {config.name}", command, env, log)
 
     def start_orchestrator(self, supervisor: Supervisor, config: OrchestratorConfig) -> None:
         command = [sys.executable, "-m", "rlmake.orchestrator.main", "@", str(self.write("orchestrator", config))]
         env = environment(self.ctx, config.env_vars)
-        supervisor.start("orchestrator", command, env, self.ctx.log_dir / "orchestrator.log", final=True)
+        self._start(supervisor, "orchestrator", command, env, self.ctx.log_dir / "orchestrator.log", final=True)
 
     def start_evaluation(self, supervisor: Supervisor, config: EvalConfig, identity: Mapping[str, Any]) -> None:
         """Start the evaluation. `identity` stands beside its configuration, for the report."""

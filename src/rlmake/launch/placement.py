@@ -84,10 +84,27 @@ def environment(
     return env
 
 
-def torchrun(ranks: int, shown: list[int], log_dir: Path, module: str, config: Path) -> list[str]:
-    """The command of a trainer: torchrun on a port of the system's choice, one log per rank, `shown` ranks on top."""
+def torchrun(
+    ranks: int,
+    shown: list[int],
+    log_dir: Path,
+    module: str,
+    config: Path,
+    world: tuple[int, int, str, int, str] | None = None,
+) -> list[str]:
+    """The command of a trainer on one node: one log per rank, `shown` ranks on top.
+
+    `world`: (this node's number, nodes, master's address, its port, rendezvous id); without it the world is this node,
+    on a port of the system's choice.
+    """
+    if world is None:
+        where = ["--standalone", "--local-addr", "127.0.0.1"]
+    else:
+        number, nodes, address, port, identity = world
+        where = ["--nnodes", str(nodes), "--node-rank", str(number), "--rdzv-id", identity]
+        where += ["--master-addr", address, "--master-port", str(port)]
     return [
-        *(sys.executable, "-m", "rlmake.launch.elastic", "--standalone", "--local-addr", "127.0.0.1"),
+        *(sys.executable, "-m", "rlmake.launch.elastic", *where),
         *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
         *("--log-dir", str(log_dir / "trainer" / "torchrun"), "--redirects", "3", "--tee", "3"),
         *("--local-ranks-filter", ",".join(map(str, shown))),

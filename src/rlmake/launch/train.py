@@ -12,12 +12,14 @@ from rlmake.config.shared import ResumeConfig
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import RunContext
 from rlmake.launch import rundir
+from rlmake.launch.allocation import Allocation
 from rlmake.launch.attempt import Attempt, allocate, record
 from rlmake.launch.components import Components, check_port
+from rlmake.launch.nodes import NodeComponents, over_nodes
 from rlmake.launch.placement import gpu_ids, require_gpus
 from rlmake.launch.progress import Display
 from rlmake.launch.resume import Resume, Start, link_checkpoints, starting_point
-from rlmake.launch.supervise import RunStopped, Supervisor, kill_leftovers
+from rlmake.launch.supervise import GRACE_S, RunStopped, Supervisor, kill_leftovers
 
 Kind = Literal["sft", "rl"]
 TrainConfig = SFTConfig | RLConfig
@@ -62,11 +64,15 @@ def run(
             monitors.mark_attempt(ctx, start.step)
             begins = f"continues behind step {start.step}" if start.step else "starts"
             logger.info(f"{run_name} {begins}, attempt {attempt.number}; logs: {ctx.log_dir}")
-            components = Components(ctx, attempt)
+            allocation = place(cfg)
+            components = NodeComponents.of(ctx, attempt, allocation) if allocation else Components(ctx, attempt)
             main_log = ctx.log_dir / ("trainer.log" if kind == "sft" else "orchestrator.log")
             with Display(run_name, main_log, start.step, last, brief=fingerprint is not None) as display:
-                with Supervisor() as supervisor:
-                    (_start_sft if kind == "sft" else _start_rl)(supervisor, components, resolve(cfg, ctx, start))
+                resolved = resolve(cfg, ctx, start)
+                if allocation:
+                    over_nodes(resolved, allocation)
+                with supervisor_of(cfg, ctx, allocation) as supervisor:
+                    (_start_sft if kind == "sft" else _start_rl)(supervisor, components, resolved)
                     supervisor.wait(display.tick)
             logger.success(f"{run_name} ended at step {last}; {run_dir}")
         except RunStopped as stopped:
@@ -99,6 +105,9 @@ def dry_run(kind: Kind, cfg: TrainConfig, run_dir: Path, *, argv: Sequence[str],
 def preflight(cfg: TrainConfig) -> None:
     """What can be known to fail before anything is written: ports that are taken, GPUs that are not there."""
     place = cfg.deployment
+    if place.type == "multi_node":
+        Allocation.of(place, managed=cfg.inference is not None)
+        return
     if isinstance(cfg, RLConfig):
         if cfg.trainer.rollout_transport.type == "zmq":
             check_port("127.0.0.1", cfg.trainer.rollout_transport.port, "rollout_transport.port")
@@ -114,6 +123,18 @@ def preflight(cfg: TrainConfig) -> None:
     else:
         gpu_ids(place.num_train_gpus)
         require_gpus(place.num_train_gpus)
+
+
+def place(cfg: TrainConfig) -> Allocation | None:
+    """The nodes of a run over several of them; None: this host."""
+    if cfg.deployment.type == "single_node":
+        return None
+    return Allocation.of(cfg.deployment, managed=cfg.inference is not None)
+
+
+def supervisor_of(cfg: TrainConfig, ctx: RunContext, allocation: Allocation | None) -> Supervisor:
+    grace = min(GRACE_S, cfg.slurm.cleanup_grace_period) if cfg.slurm else GRACE_S
+    return Supervisor(grace, ctx.leave_file if allocation else None)
 
 
 def _warn(cfg: RLConfig) -> None:
@@ -161,24 +182,25 @@ def checkpoint_folder(cfg: TrainConfig) -> str | None:
 
 
 def _start_sft(supervisor: Supervisor, components: Components, cfg: SFTConfig) -> None:
-    place = cfg.deployment
-    components.start_trainer(supervisor, cfg, place.num_train_gpus, place.num_train_ranks, skip_gpus=0)
+    components.start_trainer(supervisor, cfg, _train_gpus(cfg), cfg.deployment.num_train_ranks, skip_gpus=0)
 
 
 def _start_rl(supervisor: Supervisor, components: Components, cfg: RLConfig) -> None:
     """Inference, env servers and trainer load side by side; the orchestrator starts when inference has its address."""
     place, orchestrator, address_file = cfg.deployment, cfg.orchestrator, None
     if cfg.inference is not None:
-        address_file = components.start_inference(supervisor, cfg.inference, place.num_infer_gpus)
+        address_file = components.start_inference(supervisor, cfg.inference, _inference_gpus(cfg))
     frozen = {
         model: components.start_inference(supervisor, config, 0, f"inference-frozen-{number}")
         for number, (model, config) in enumerate(_frozen_servers(cfg).items())
     }
     components.start_env_servers(supervisor, _write_env_servers(components, cfg))
     skip = _inference_gpus(cfg)
-    components.start_trainer(supervisor, cfg.trainer, place.num_train_gpus, place.num_train_ranks, skip)
+    components.start_trainer(supervisor, cfg.trainer, _train_gpus(cfg), place.num_train_ranks, skip)
     if address_file is not None:
-        orchestrator.model.client.base_url = components.await_inference(supervisor, address_file)
+        client = orchestrator.model.client
+        client.base_url = components.await_inference(supervisor, address_file)
+        client.admin_base_url = components.engines(address_file) or client.admin_base_url
     urls = {model: components.await_inference(supervisor, file) for model, file in frozen.items()}
     for _, model in orchestrator.frozen_models():
         model.base_url = model.base_url or urls[model.name]
@@ -197,8 +219,17 @@ def _frozen_servers(cfg: RLConfig) -> dict[str, InferenceConfig]:
 
 
 def _inference_gpus(cfg: RLConfig) -> int:
-    """GPUs that the managed inference server takes, the first ones."""
-    return cfg.deployment.num_infer_gpus if cfg.inference is not None else 0
+    """GPUs that the managed inference server takes, the first ones of a host (over several nodes: all of its own)."""
+    place = cfg.deployment
+    if cfg.inference is None or place.type == "multi_node":
+        return 0
+    return place.num_infer_gpus
+
+
+def _train_gpus(cfg: TrainConfig) -> int:
+    """GPUs of the trainer on each of its hosts."""
+    place = cfg.deployment
+    return place.gpus_per_node if place.type == "multi_node" else place.num_train_gpus
 
 
 def _write_env_servers(components: Components, cfg: RLConfig):
