@@ -216,6 +216,7 @@ def _why(said: str, words: Sequence[str]) -> str:
     text = said.lower()
     if "partition" in text:
         wanted = next((words[i + 1] for i, word in enumerate(words) if word == "-p"), "")
+        wanted = next((word.partition("=")[2] for word in words if word.startswith("--partition=")), wanted)
         return f"there is no partition '{wanted}'{nearest(wanted, partitions())}; there are {', '.join(partitions())}"
     if "account" in text:
         return f"the account does not exist or is not yours ({said})"

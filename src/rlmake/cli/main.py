@@ -93,3 +93,7 @@ def usage() -> str:
     lines += ["", "build:"]
     lines += [f"  {name:<12} {(verb.__doc__ or '').strip().partition(chr(10))[0]}" for name, verb in verbs.items()]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

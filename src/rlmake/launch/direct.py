@@ -9,8 +9,10 @@ from rlmake.build import names
 from rlmake.build.experiments import FOLDER as EXPERIMENTS
 from rlmake.config import EvalConfig, RLConfig, SFTConfig, dump
 from rlmake.core import log
-from rlmake.core.errors import ConfigError, Fault
-from rlmake.launch import evaluate, rundir, train
+from rlmake.core.errors import ConfigError, Fault, UserError
+from rlmake.launch import door, evaluate, rundir, train
+from rlmake.launch.attempt import allocate, record
+from rlmake.launch.requeue import continued
 
 DirectConfig = SFTConfig | RLConfig | EvalConfig
 POINTS_AT = re.compile(r"(^|\.)((?P<model>model\.name|vllm\.model)|data\.name|env\..*\.path)$")
@@ -28,23 +30,33 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
     checkpoints = Path(external) if external else None
     resume = train.asked_resume(cfg) if training else cfg.resume
     continues = resume is not None and resume.dir is None
+    again = door.in_own_job(run_dir) and door.is_requeued()  # another life of the job that was submitted for this run
+    if job := None if door.in_own_job(run_dir) else door.live_job(run_dir):
+        raise UserError(f"{run_dir}: {job}; wait for it, or end it with: scancel {job.id}")
+    options = door.check(cfg, kind) if cfg.slurm is not None and not door.in_own_job(run_dir) else None
     if continues and not (cfg.run.name or cfg.run.dir):
         raise ConfigError(Fault("needs the run to go on with: give its run.name", "resume"))
     if cfg.clean:
         rundir.check_clean(run_dir, Path(cfg.output_dir), checkpoints)
     else:
-        rundir.check_free(run_dir, checkpoints, resume=continues)
-    if cfg.dry_run:
+        rundir.check_free(run_dir, checkpoints, resume=continues or again)
+    if cfg.dry_run and options is None:
         _dry_run(kind, cfg, run_dir, argv, files)
         return
-    check_built(cfg, files)
-    if cfg.clean:
+    if not cfg.dry_run:
+        check_built(cfg, files)
+    if cfg.clean and not cfg.dry_run:
         rundir.clean(run_dir, Path(cfg.output_dir), checkpoints)
         rundir.check_free(run_dir, checkpoints, resume=continues)
     run_dir.mkdir(parents=True, exist_ok=True)
-    if training:
-        given = {"resume": resume, "fingerprint": None, "run_name": name}
-        train.run(kind, cfg, run_dir, argv=argv, files=files, **given)
+    if options is not None:
+        attempt = allocate(run_dir)
+        record(attempt, kind, argv, files)
+        door.submit(kind, cfg, run_dir, name, attempt, options, dry_run=cfg.dry_run)
+    elif training:
+        given = {"resume": "auto" if again else resume, "fingerprint": None, "run_name": name}
+        with continued():
+            train.run(kind, cfg, run_dir, argv=argv, files=files, **given)
     else:
         evaluate.run(cfg, None, run_dir, identity={"run": name}, argv=argv, files=files)
 

@@ -1,0 +1,217 @@
+"""Submission by an entry point: `rl @ run.toml @ slurm.toml` writes a script and hands it to sbatch.
+
+<run>/launcher/<entry>.sbatch        the script: in the job it calls the same entry point with the resolved file
+              /job.json              {schema, job, entry, script}: the last submission
+              /logs/job_<id>.log     what the launcher prints in the job
+<run>/configs/attempt_<n>/resolved/<entry>.json
+"""
+
+import functools
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import resources as package
+from pathlib import Path
+from typing import Any
+
+from rlmake.build import resources, submission
+from rlmake.config import dump
+from rlmake.config.shared import SlurmConfig
+from rlmake.core import slurm
+from rlmake.core.errors import ConfigError, Fault, UserError
+from rlmake.core.jsonio import read_json, write_bytes, write_json
+from rlmake.launch.attempt import Attempt
+
+SCHEMA = 1
+MARK = "RLMAKE_SUBMITTED"  # set in the job, to the run directory: there the run is started, not submitted again
+LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+LOCAL_TYPES = ("tmpfs", "ramfs", "overlay")
+
+
+def in_own_job(run_dir: Path) -> bool:
+    """Whether this process is the job that was submitted for the run."""
+    return slurm.own_job() is not None and os.environ.get(MARK) == str(run_dir.resolve())
+
+
+def is_requeued() -> bool:
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+
+
+def live_job(run_dir: Path) -> slurm.Job | None:
+    """The job of a run that is queued or running."""
+    path = run_dir / "launcher" / "job.json"
+    if not path.is_file() or not slurm.here():
+        return None
+    number = read_json(path)["job"]
+    return next((job for job in slurm.queue() or () if job.id == number and job.live), None)
+
+
+def check(cfg: Any, kind: str) -> list[str]:
+    """Options of sbatch for the run. Raises `UserError` for what SLURM, or the nodes, would not do."""
+    table: SlurmConfig = cfg.slurm
+    if not slurm.here():
+        raise ConfigError(Fault("there is no sbatch on this host; submit from a login node of the cluster", "slurm"))
+    project = Path(table.project_dir)
+    if not project.is_dir():
+        raise ConfigError(Fault(f"{table.project_dir}: no such directory", "slurm.project_dir"))
+    options = sbatch_options(cfg, kind)
+    if why := _unseen(project.resolve(), submission.partition(table.partition)):
+        raise ConfigError(Fault(why, "slurm.project_dir"))
+    submission.refuse_impossible([shlex.join(["sbatch", *options])])
+    return options
+
+
+def sbatch_options(cfg: Any, kind: str) -> list[str]:
+    """Nodes, GPUs and places of a run, as long options."""
+    wanted = resources.of(kind, dump(cfg))
+    table = wanted["slurm"]
+    nodes, partition = wanted["nodes"], submission.partition(table["partition"])
+    options = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={wanted['threads']}"]
+    options += [f"--gres=gpu:{wanted['gpus_per_node']}"] if wanted["gpus"] else []
+    options += [f"--partition={partition}"] if partition else []
+    options += [f"--account={table['account']}"] if table["account"] else []
+    options += [f"--time={table['time']}"] if table["time"] else []
+    options += [f"--mem={table['memory']}M"] if table["memory"] else []
+    options.append("--requeue")
+    if kind in ("rl", "sft") and table["time"]:
+        options.append(f"--signal=B:USR1@{table['save_before_end']}")
+    return [*options, *table["extra"]]
+
+
+def submit(
+    kind: str, cfg: Any, run_dir: Path, name: str, attempt: Attempt, options: Sequence[str], *, dry_run: bool
+) -> None:
+    """Write resolved configuration and script, and submit it (not in a dry run). Says what to do next."""
+    run_dir, table = run_dir.resolve(), cfg.slurm
+    config = _reentry(kind, cfg, run_dir, name)
+    resolved = attempt.write_resolved(kind, config)
+    launcher = run_dir / "launcher"
+    (launcher / "logs").mkdir(parents=True, exist_ok=True)
+    log = launcher / "logs" / "job_%j.log"
+    lines = [f"--job-name={table.job_name}", f"--output={log}", *options]
+    command = [sys.executable, "-m", "rlmake.cli.main", kind, "@", str(resolved)]
+    values = {
+        "entry": kind,
+        "run_name": name,
+        "options": [_directive(line) for line in lines],
+        "nodes": resources.of(kind, dump(cfg))["nodes"],
+        "project_dir": str(Path(table.project_dir).resolve()),
+        "config_dir": str(attempt.config_dir),
+        "log_dir": str(attempt.log_dir),
+        "output_dir": str(run_dir),
+        "exports": exports(cfg, run_dir, name, attempt),
+        "pre_run_command": table.pre_run_command,
+        "command": shlex.join(command),
+        "config": config,
+    }
+    script = launcher / f"{kind}.sbatch"
+    write_bytes(script, render(table.template_path, values).encode())
+    print(f"script: {script}")
+    print(f"resolved configuration: {resolved}")
+    if dry_run:
+        print(f"dry run: nothing was submitted; submit it by hand with: sbatch {shlex.quote(str(script))}")
+        return
+    answer = slurm.ask("sbatch", "--parsable", str(script), timeout=120.0)
+    if answer is None or answer.returncode != 0:
+        said = "no answer" if answer is None else " ".join(answer.stderr.split())
+        raise UserError(f"sbatch: {said}; the script is {script}")
+    number = answer.stdout.strip().split(";")[0]
+    record = {"schema": SCHEMA, "job": number, "entry": kind, "script": str(script)}
+    write_json(launcher / "job.json", record)
+    print(f"submitted as SLURM job {number}; log: {str(log).replace('%j', number)}")
+    print(f"follow it with: rlmake tail {shlex.quote(os.path.relpath(run_dir))}    cancel it with: scancel {number}")
+
+
+def exports(cfg: Any, run_dir: Path, name: str, attempt: Attempt) -> dict[str, str]:
+    """Variables that the job's processes, and templates of the user's own, find."""
+    found = {
+        MARK: str(run_dir),
+        "PROJECT_DIR": str(Path(cfg.slurm.project_dir).resolve()),
+        "OUTPUT_DIR": str(run_dir),
+        "CONFIG_DIR": str(attempt.resolved),
+        "LOG_DIR": str(attempt.log_dir),
+        "PRL_RUN_NAME": name,
+    }
+    place = getattr(cfg, "deployment", None)
+    if getattr(place, "type", None) == "multi_node" and hasattr(place, "infer_nodes"):
+        managed = cfg.inference is not None
+        infer = place.infer_nodes(managed)
+        found |= {
+            "NUM_TRAIN_NODES": str(place.num_train_nodes),
+            "NUM_INFER_NODES": str(infer),
+            "NUM_INFER_REPLICAS": str(place.num_infer_replicas),
+            "NODES_PER_INFER_REPLICA": str(infer // place.num_infer_replicas),
+            "GPUS_PER_NODE": str(place.gpus_per_node),
+            "ORCH_PROCID": str(infer - 1 if place.orchestrator_on_inference and infer else infer),
+        }
+        if managed:
+            found["ROUTER_PORT"] = str(cfg.inference.server.port)
+            found["INFERENCE_TP"] = str(cfg.inference.vllm.tensor_parallel_size)
+    return found
+
+
+def render(template: str | None, values: dict[str, Any]) -> str:
+    """The script. Raises `ConfigError` for a template that is missing or asks for what there is not."""
+    import jinja2
+
+    if template is None:
+        text = package.files("rlmake.launch").joinpath("job.sbatch.j2").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(template).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(Fault(f"{template}: {error.strerror}", "slurm.template_path")) from None
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment.filters["quote"] = lambda value: shlex.quote(str(value))
+    try:
+        return environment.from_string(text).render(values)
+    except jinja2.TemplateError as error:
+        known = ", ".join(values)
+        raise ConfigError(Fault(f"{template}: {error}; known here: {known}", "slurm.template_path")) from None
+
+
+def _directive(option: str) -> str:
+    """An option as a line of a script: quoted where SLURM's own parser needs it."""
+    name, equals, value = option.partition("=")
+    return f'{name}="{value}"' if equals and any(sign in value for sign in " \t'") else option
+
+
+def _reentry(kind: str, cfg: Any, run_dir: Path, name: str) -> dict[str, Any]:
+    """What the job reads: without `clean` and `dry_run`; on one host without [slurm] too, which it needs no more."""
+    config = dump(cfg)
+    config |= {"clean": False, "dry_run": False}
+    config["run"] |= {"name": name, "dir": run_dir.name}
+    config["output_dir"] = str(run_dir.parent)
+    if getattr(getattr(cfg, "deployment", None), "type", None) != "multi_node":
+        config["slurm"] = None
+    return config
+
+
+@functools.cache
+def _foreign_nodes(partition: str | None) -> bool:
+    """Whether the partition has nodes on other hosts than this one."""
+    answer = slurm.ask("sinfo", "-h", "-N", "-o", "%P %n")
+    rows = [line.split() for line in answer.stdout.splitlines()] if answer is not None else []
+    nodes = {node for name, node in rows if name.rstrip("*") == partition or (partition is None and "*" in name)}
+    return bool(nodes - {os.uname().nodename, os.uname().nodename.partition(".")[0]})
+
+
+def _unseen(project: Path, partition: str | None) -> str | None:
+    """Why the nodes cannot see the project's folder, where that is plain from here; each node is asked in the job."""
+    if not _foreign_nodes(partition):
+        return None
+    kind = _filesystem(project)
+    if kind in LOCAL_TYPES or any(project.is_relative_to(folder) for folder in LOCAL):
+        return f"{project} is on this host alone ({kind}); the nodes cannot see it: use a shared file system"
+    return None
+
+
+def _filesystem(path: Path) -> str:
+    """Type of the file system that holds `path`."""
+    try:
+        answer = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
+    return answer.stdout.strip() or "unknown"
