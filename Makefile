@@ -23,6 +23,13 @@ demo: env
 test: env
 	$(BIN)/python -m pytest tests
 
+# A real SLURM on this host (as root, Debian: installs slurm-wlm and munge when they are not there), three nodes on
+# loopback ports; started, used and stopped.
+test-slurm: env
+	$(BIN)/python tests/slurm/cluster.py up
+	@$(BIN)/python tests/slurm/cluster.py run -- $(BIN)/python -m pytest tests/slurm; code=$$?; \
+	$(BIN)/python tests/slurm/cluster.py down; exit $$code
+
 # Ratios against named peers, measured in one run; see docs/benchmarks.md.
 bench: env
 	$(BIN)/python benchmarks/bench_exact.py

@@ -1,4 +1,4 @@
-"""A real SLURM on this one host for the tests: `python tests/slurm/cluster.py up | down | env`, as root, on Debian.
+"""A real SLURM on this host for the tests: `python tests/slurm/cluster.py up | down | run -- CMD`, as root, on Debian.
 
 Three `slurmd` on loopback ports stand for three nodes of 8 CPUs and 4 GPUs (null devices, so they can be handed out and
 nothing can run on them). Everything but munge's key lies below $SLURM_TEST_DIR; the commands find their cluster by
@@ -186,15 +186,17 @@ def down() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=["up", "down", "env"])
+    parser.add_argument("action", choices=["up", "down", "run"])
     parser.add_argument("--accounting", action="store_true")
-    args = parser.parse_args()
+    own, _, command = " ".join(sys.argv[1:]).partition(" -- ")
+    args = parser.parse_args(own.split())
     if args.action == "up":
         up(args.accounting)
     elif args.action == "down":
         down()
     else:
-        print(f"export SLURM_CONF={ROOT / 'etc' / 'slurm.conf'}")
+        os.environ["SLURM_CONF"] = str(ROOT / "etc" / "slurm.conf")
+        sys.exit(subprocess.run(command, shell=True, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -1,53 +1,18 @@
-"""Projects on the test cluster of cluster.py. Without $SLURM_CONF (`make test-slurm` sets it) nothing here is collected."""
+"""Projects on the test cluster of cluster.py. Without $SLURM_CONF (`make test-slurm` sets it) nothing is collected."""
 
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "build"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "build"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from slurm_tools import ROOT, clean_up
+
 if "SLURM_CONF" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
-SOON = ("--rlmake-init-seconds-before-status-checks", "2", "--latency-wait", "5")
-
-
-def slurm(*command: str) -> str:
-    """Output of one of SLURM's commands."""
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-
-
-def until(ready: Callable[[], object], what: str, seconds: float = 90.0) -> object:
-    """The first true answer of `ready`."""
-    deadline = time.monotonic() + seconds
-    while not (found := ready()):
-        assert time.monotonic() < deadline, f"{what}: not after {seconds:g} s"
-        time.sleep(0.25)
-    return found
-
-
-def jobs(folder: Path) -> list[dict[str, str]]:
-    """This project's jobs, the ended ones too, oldest first: id, state, name, comment, restarts."""
-    rows = slurm("squeue", "-h", "-r", "--me", "-t", "all", "-S", "i", "-o", "%i|%T|%j|%k|%Z|%r").splitlines()
-    found = []
-    for row in rows:
-        identity, state, name, comment, workdir, reason = row.split("|")
-        if os.path.realpath(workdir) == os.path.realpath(folder):
-            found.append({"id": identity, "state": state, "name": name, "comment": comment, "reason": reason})
-    return found
-
-
-def live(folder: Path) -> list[dict[str, str]]:
-    return [job for job in jobs(folder) if job["state"] in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")]
-
-
-def hurry(job: str) -> None:
-    """A requeued job is held for two minutes: let it start now."""
-    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)
 
 
 @pytest.fixture
@@ -62,16 +27,3 @@ def toys(tmp_path, monkeypatch):
     project.env |= {"PYTHONPATH": os.pathsep.join([str(root / "site"), str(ROOT / "src")])}
     yield project
     clean_up(root)
-
-
-def clean_up(folder: Path) -> None:
-    """Leave neither jobs nor drivers behind."""
-    if left := [job["id"] for job in live(folder)]:
-        subprocess.run(["scancel", *left], check=False)
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == folder.resolve():
-                os.kill(int(entry.name), 9)
-        except OSError:
-            continue
-    until(lambda: not live(folder), "jobs gone", 60)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlmake.build import store
 from rlmake.build.names import OUTPUTS
+from rlmake.cli.tail import VERBS as TAIL
 from rlmake.core.errors import UserError
 from rlmake.export.cli import VERBS as EXPORT
 from rlmake.report.summary import VERBS as SUMMARY
@@ -97,6 +98,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "why": why,
     "ls": ls,
     "verify": verify,
+    **TAIL,
     **EXPORT,
     **SUMMARY,
 }

@@ -1,0 +1,186 @@
+"""Jobs and drivers on a real SLURM, with toy workers: what is submitted, what is attached to, what is never lost."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from slurm_tools import SOON, jobs, live, slurm, until
+
+pytestmark = pytest.mark.timeout(400)
+PROFILE = ("--profile", "profiles/slurm", *SOON)
+TRAIN = "rule_train_"
+
+
+def build(project, *targets: str, **env: str) -> str:
+    code, output = project.snakemake(*PROFILE, *targets, **env)
+    assert code == 0, output[-6000:]
+    return output
+
+
+def trainings(project) -> list[dict[str, str]]:
+    return [job for job in jobs(project.root) if job["comment"].startswith(TRAIN)]
+
+
+def wait_for_steps(project, count: int) -> None:
+    until(lambda: sum(line.startswith("step ") for line in project.log()) >= count, f"{count} steps")
+
+
+def kill(driver: subprocess.Popen) -> None:
+    driver.kill()
+    driver.communicate()
+
+
+@pytest.fixture
+def held():
+    """The default partition takes jobs and starts none, until `release` is called."""
+    slurm("scontrol", "update", "PartitionName=gpu", "State=INACTIVE")
+    yield lambda: slurm("scontrol", "update", "PartitionName=gpu", "State=UP")
+    slurm("scontrol", "update", "PartitionName=gpu", "State=UP")
+
+
+def test_the_whole_graph_then_nothing(toys):
+    """One job a training, small things local, names of the user nowhere in SLURM; a second build submits nothing."""
+    toys.edit("t/sft.toml", "[experiment]", '[slurm]\ntime = "10"\nmemory = "300M"\nextra = ["--nice=7"]\n[experiment]')
+    output = build(toys, "all")
+    rules = sorted(job["comment"].split("_wildcards_")[0] for job in jobs(toys.root))
+    assert rules == [
+        "rule_evaluate", "rule_evaluate", "rule_export", "rule_export", "rule_model", "rule_train", "rule_train",
+    ]  # fmt: skip
+    assert Path("outputs/t/rl/weights").is_symlink() and "100%" in output
+    shown = slurm("scontrol", "show", "job", trainings(toys)[0]["id"])
+    assert "TimeLimit=00:10:00" in shown and "Nice=7" in shown and "Requeue=1" in shown
+    assert "MinMemoryNode=300M" in shown
+    before = len(jobs(toys.root))
+    assert "Nothing to be done" in build(toys, "all")
+    assert len(jobs(toys.root)) == before
+
+
+@pytest.mark.parametrize("moment", ["running", "pending"])
+def test_a_killed_driver_is_followed_by_one_that_attaches(toys, held, moment):
+    """SIGKILL the driver while the job runs, or waits; start again: one submission, its result is taken."""
+    toys.env["TOY_SECONDS"] = "1"
+    if moment == "running":
+        held()
+    target = "outputs/t/sft/weights"
+    if moment == "pending":
+        held()
+        build(toys, "outputs/t/model/weights", "outputs/t/data/data")
+        slurm("scontrol", "update", "PartitionName=gpu", "State=INACTIVE")
+    driver = toys.start(*PROFILE, target)
+    until(lambda: trainings(toys), "a training is submitted")
+    if moment == "running":
+        wait_for_steps(toys, 1)
+    kill(driver)
+    again = toys.start(*PROFILE, target)
+    other = toys.start(*PROFILE, target)
+    time.sleep(6)
+    held()
+    outputs = [process.communicate(timeout=200)[0] for process in (again, other)]
+    assert again.returncode == 0 and other.returncode == 0, outputs
+    assert "attached to it, nothing submitted" in outputs[0] + outputs[1]
+    assert len(trainings(toys)) == 1
+    assert [line for line in toys.log() if line.startswith("step ")] == [f"step t/sft {n}" for n in (1, 2, 3, 4)]
+
+
+def test_a_job_that_finished_without_a_driver_costs_nothing(toys):
+    toys.env["TOY_SECONDS"] = "1"
+    driver = toys.start(*PROFILE, "outputs/t/sft/weights")
+    until(lambda: trainings(toys), "a training is submitted")
+    wait_for_steps(toys, 1)
+    kill(driver)
+    until(lambda: not live(toys.root), "the job ends by itself")
+    build(toys, "outputs/t/sft/weights")
+    assert len(trainings(toys)) == 1
+    assert toys.log().count("step t/sft 4") == 1
+
+
+def test_ctrl_c_cancels_what_was_submitted_and_keeps_checkpoints(toys):
+    """An attached driver leaves the job of a living one alone; the submitter's Ctrl-C cancels it; it resumes later."""
+    toys.env["TOY_SECONDS"] = "2"
+    first = toys.start(*PROFILE, "outputs/t/sft/weights")
+    wait_for_steps(toys, 1)
+    second = toys.start(*PROFILE, "outputs/t/sft/weights")
+    time.sleep(8)
+    second.send_signal(signal.SIGINT)
+    output, _ = second.communicate(timeout=60)
+    assert "left alone, another living driver submitted them" in output
+    wait_for_steps(toys, 2)
+    assert live(toys.root)
+    first.send_signal(signal.SIGINT)
+    output, _ = first.communicate(timeout=60)
+    assert "cancelled: " in output and "checkpoints are kept" in output
+    until(lambda: not live(toys.root), "the job is gone", 40)
+    toys.env["TOY_SECONDS"] = "0"
+    build(toys, "outputs/t/sft/weights")
+    assert toys.log()[-4].startswith("train t/sft from 2") or "train t/sft from 2 to 4 " in toys.log()
+
+
+def test_a_job_cancelled_by_an_administrator_is_submitted_again_and_goes_on(toys):
+    toys.env["TOY_SECONDS"] = "2"
+    driver = toys.start(*PROFILE, "outputs/t/sft/weights")
+    wait_for_steps(toys, 3)
+    subprocess.run(["scancel", trainings(toys)[0]["id"]], check=True)
+    output, _ = driver.communicate(timeout=200)
+    assert driver.returncode == 0, output[-4000:]
+    assert "ended as CANCELLED" in output
+    assert len(trainings(toys)) == 2
+    assert "train t/sft from 2 to 4 " in toys.log()
+
+
+def test_a_failure_is_in_the_drivers_output_and_a_mistake_is_not_tried_again(toys):
+    """The reason, not only the number of a job; exit code 1 is tried again as often as the profile says."""
+    code, output = toys.snakemake(*PROFILE, "--retries", "1", "outputs/t/sft/weights", TOY_FAIL="t/sft 3")
+    assert code == 1
+    assert "the toy failed" in output and ".log" in output
+    assert len(trainings(toys)) == 2
+    code, output = toys.snakemake(*PROFILE, "outputs/t/sft/weights", TOY_DIVERGE="t/sft 3")
+    assert code == 1 and "the training diverged" in output
+    assert len(trainings(toys)) == 3, "a diverged run is not tried again"
+
+
+def test_a_queued_job_trains_what_was_planned(toys, held):
+    held()
+    build(toys, "outputs/t/model/weights", "outputs/t/data/data")
+    slurm("scontrol", "update", "PartitionName=gpu", "State=INACTIVE")
+    driver = toys.start(*PROFILE, "outputs/t/sft/weights")
+    until(lambda: trainings(toys), "a training is submitted")
+    toys.edit("t/sft.toml", "lr = 1e-3", "lr = 1e-1")
+    toys.write("t/broken.toml", "this is = = no TOML")
+    held()
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, output[-4000:]
+    assert toys.log().count("step t/sft 4") == 1 and len(trainings(toys)) == 1
+
+
+def test_evaluations_of_a_grid_are_one_array(toys):
+    """Three cells, three evaluations that are ready together: one sbatch. Killed and started again: attached to."""
+    grid = toys.root / "experiments" / "t" / "sft.toml"
+    grid.write_text(grid.read_text() + "[experiment.grid]\nseed = [0, 1, 2]\n")
+    os.remove(toys.root / "experiments" / "t" / "rl.toml")
+    cells = [f"outputs/t/sft/seed={seed}" for seed in (0, 1, 2)]
+    build(toys, *(f"{cell}/weights" for cell in cells))
+    output = build(toys, *(f"{cell}/evals/held" for cell in cells))
+    tasks = [job["id"] for job in jobs(toys.root) if job["comment"].startswith("rule_evaluate")]
+    assert sorted(task.partition("_")[2] for task in tasks) == ["1", "2", "3"], output
+    assert len({task.partition("_")[0] for task in tasks}) == 1
+    assert all((toys.root / cell / "evals" / "held").is_symlink() for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('partition = "gpux"', "there is no partition 'gpux'; did you mean 'gpu'?"),
+        ('memory = "900G"', "no partition has such nodes"),
+        ('constraint = "h300"', "Invalid feature"),
+        ('nodelist = "node99"', "Invalid node name"),
+    ],
+)
+def test_what_slurm_would_refuse_is_said_before_anything_is_submitted(toys, table, words):
+    toys.edit("t/sft.toml", "[experiment]", f"[slurm]\n{table}\n[experiment]")
+    code, output = toys.snakemake(*PROFILE, "outputs/t/sft/weights")
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert code == 2 and len(errors) == 1 and words in errors[0], output
+    assert not jobs(toys.root) and "Traceback" not in output
