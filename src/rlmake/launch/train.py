@@ -151,7 +151,8 @@ def open_attempt(
     """
     run_id = f"{kind}-{fingerprint}" if fingerprint else rundir.run_id(run_dir, kind, run_name)
     attempt = allocate(run_dir)
-    record(attempt, kind, argv, files)
+    if not (attempt.config_dir / "command.txt").is_file():  # else it was recorded when it was submitted
+        record(attempt, kind, argv, files)
     ctx = RunContext(run_dir, run_id, run_name, attempt.number, fingerprint, attempt.config_dir, attempt.log_dir)
     return attempt, ctx
 
