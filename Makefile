@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 CORES  ?= all
 STAMP  := $(VENV)/.installed
 
-.PHONY: env demo test lint bench smollm2 clean
+.PHONY: env demo algorithms test lint bench smollm2 clean
 
 env: $(STAMP)
 
@@ -19,6 +19,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env
 	@$(BIN)/snakemake -c $(CORES) all --quiet rules host
 	@$(BIN)/rlmake summary reverse-text/rl --before reverse-text/sft --suite reverse-text
+
+# Every run of experiments/algorithms, each algorithm learning, and one page about them. Needs '.[reasoning-gym]'.
+ALGORITHMS := grpo/seed=0 grpo/seed=1 grpo/seed=2 alphabet-sort/rl reasoning-gym/rl names/rl opd sft opsd/rl \
+  proposer-solver/rl kuhn-poker/rl/seed=0 kuhn-poker/rl/seed=1 kuhn-poker/rl/seed=2 \
+  phone-book/rl/seed=0 phone-book/rl/seed=1 phone-book/rl/seed=2
+algorithms: env
+	@$(BIN)/snakemake -c $(CORES) $(ALGORITHMS:%=outputs/algorithms/%/report.html) --quiet rules host
+	@$(BIN)/rlmake overview algorithms --out outputs/algorithms.html
 
 test: env
 	$(BIN)/python -m pytest tests

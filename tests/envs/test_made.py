@@ -59,7 +59,7 @@ class DataColumns:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"task": "phone-book", "num_train": 600}, "source.num_train: 'phone-book' has about 5.. tasks on that side"),
+        ({"task": "phone-book", "num_train": 2600}, "source.num_train: 'phone-book' has about 1... tasks on that side"),
         ({"task": "proposer-solver", "num_heldout": 999}, "source.num_heldout: "),
     ],
 )
@@ -162,6 +162,13 @@ def test_proposals():
 def test_the_phone_book_knows_only_its_people():
     assert phone_book.look_up("Ada Fox") == f"Ada Fox: {phone_book.number_of('Ada Fox')}"
     assert phone_book.look_up("Ada") == phone_book.look_up("nobody") == "not found"
+
+
+def test_a_person_is_on_one_side_with_all_questions():
+    sides = [
+        {row["name"] for row in phone_book.rows(number, side, 0, 0.0)} for number, side in ((900, False), (200, True))
+    ]
+    assert sides[0].isdisjoint(sides[1])
 
 
 def test_a_task_is_on_one_side():

@@ -87,7 +87,7 @@ async def test_phone_book_calls_its_tool_over_mcp(tmp_path, tokenizer, tokenizer
             return f'<tool_call>\n{{"name": "look_up", "arguments": {{"name": "{name}"}}}}\n</tool_call>'
         return prompt.rpartition(": ")[2].partition("<|im_end|>")[0]
 
-    rows = [{"id": "a", "name": name}, {"id": "b", "name": "Ben Fox"}]
+    rows = [{"id": n, "name": n, "prompt": phone_book.QUESTIONS[0].format(n)} for n in (name, "Ben Fox")]
     env = {"taskset": {"id": "phone-book", "path": written(tmp_path, rows)}}
     async with playing(env, tokenizer, tokenizer_dir, reply) as (tasks, play):
         (trace,) = (await play(tasks[0])).traces
@@ -102,7 +102,7 @@ async def test_phone_book_calls_its_tool_over_mcp(tmp_path, tokenizer, tokenizer
     from renderers import create_renderer
 
     head = create_renderer(tokenizer, RENDERER).render_ids(
-        [{"role": "user", "content": phone_book.question(name)}], tools=row["tools"], add_generation_prompt=True
+        [{"role": "user", "content": rows[0]["prompt"]}], tools=row["tools"], add_generation_prompt=True
     )
     assert tokenizer.decode(head) == prompts[0]
     assert len(trace.branches) == 1 and trace.branches[0].token_ids[: len(head)] == head

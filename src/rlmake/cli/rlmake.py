@@ -11,6 +11,7 @@ from rlmake.build.names import OUTPUTS
 from rlmake.cli.tail import VERBS as TAIL
 from rlmake.core.errors import UserError
 from rlmake.export.cli import VERBS as EXPORT
+from rlmake.report.overview import VERBS as OVERVIEW
 from rlmake.report.summary import VERBS as SUMMARY
 
 ORDER = ("data", "model", "train", "export", "evaluate", "report")
@@ -101,6 +102,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     **TAIL,
     **EXPORT,
     **SUMMARY,
+    **OVERVIEW,
 }
 
 

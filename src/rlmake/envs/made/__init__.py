@@ -28,15 +28,23 @@ def identity(task: str, key: str) -> str:
     return f"{derive('made', task, key):016x}"
 
 
-def distinct(task: str, draw: Callable[[Random], tuple[str, Any]], number: int, heldout: bool, seed: int) -> list[Any]:
-    """`number` draws `(key, content)` with different keys, of one side of the split. `UserError` for too many."""
+def distinct(
+    task: str,
+    draw: Callable[[Random], tuple[str, Any]],
+    number: int,
+    heldout: bool,
+    seed: int,
+    split_by: Callable[[str, Any], str] = lambda key, content: key,
+) -> list[Any]:
+    """`number` draws `(key, content)` with different keys, of one side of the split; what `split_by` says of a draw
+    decides its side. `UserError` for too many."""
     chance = Random(derive("made", task, "draw", heldout, seed))
     found: dict[str, Any] = {}
     misses = 0
     while len(found) < number:
         key, content = draw(chance)
         misses += 1
-        if key not in found and is_heldout(task, key) == heldout:
+        if key not in found and is_heldout(task, split_by(key, content)) == heldout:
             found[key], misses = content, 0
         if misses > PATIENCE * HELDOUT_SHARE:
             side = "num_heldout" if heldout else "num_train"

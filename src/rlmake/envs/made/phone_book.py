@@ -41,24 +41,26 @@ def look_up(name: str) -> str:
     return f"{name}: {number_of(name)}" if first in NAMES and last in SURNAMES else "not found"
 
 
-def question(name: str) -> str:
-    return f"Number of {name}?"
+QUESTIONS = ("Number of {}?", "Call {}.", "How do I reach {}?")
 
 
 def rows(number: int, heldout: bool, seed: int, fault_share: float) -> list[made.Row]:
-    def draw(chance: Random) -> tuple[str, None]:
-        return f"{chance.choice(NAMES)} {chance.choice(SURNAMES)}", None
+    """Several questions about one person; a person is held out with all of them."""
+
+    def draw(chance: Random) -> tuple[str, str]:
+        name = f"{chance.choice(NAMES)} {chance.choice(SURNAMES)}"
+        return chance.choice(QUESTIONS).format(name), name
 
     found = []
-    for name, _ in made.distinct(TASK, draw, number, heldout, seed):
+    for question, name in made.distinct(TASK, draw, number, heldout, seed, lambda _, name: name):
         call = {"id": "call_0", "type": "function", "function": {"name": "look_up", "arguments": {"name": name}}}
         middle = [
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "call_0", "content": look_up(name)},
         ]
         answer = number_of(name)
-        if made.faulty(TASK, name, seed, fault_share):
-            middle, answer = [], f"{derive('made', TASK, 'guess', seed, name) % 1000:03d}"
-        messages = [made.user(question(name)), *middle, made.assistant(answer)]
-        found.append({"id": made.identity(TASK, name), "name": name, "messages": messages, "tools": [TOOL]})
+        if made.faulty(TASK, question, seed, fault_share):
+            middle, answer = [], f"{derive('made', TASK, 'guess', seed, question) % 1000:03d}"
+        row = {"id": made.identity(TASK, question), "prompt": question, "name": name}
+        found.append({**row, "messages": [made.user(question), *middle, made.assistant(answer)], "tools": [TOOL]})
     return found

@@ -1,6 +1,6 @@
 """Phone-book: say a person's number, which only the tool `look_up` knows. Tool use; exact answers score 1.
 
-Rows are JSON objects, one a line, with `name` and, if wanted, `id`.
+Rows are JSON objects, one a line, with `prompt` (the question), `name` (whose number it is about) and, if wanted, `id`.
 """
 
 from pathlib import Path
@@ -13,9 +13,9 @@ from rlmake.envs.toolsets.phone_book import PhoneBook
 
 
 class PersonData(vf.TaskData):
-    """Whose number is asked for."""
+    """Whose number is asked for: `name`, which is the task's name too."""
 
-    person: str
+    name: str
 
 
 class PersonTask(vf.Task[PersonData]):
@@ -28,12 +28,12 @@ class PersonTask(vf.Task[PersonData]):
     @vf.reward(weight=1.0)
     async def right_number(self, trace: vf.Trace) -> float:
         """1 when the last reply is the number and nothing else."""
-        return float(trace.last_reply == rules.number_of(self.data.person))
+        return float(trace.last_reply == rules.number_of(self.data.name))
 
     @vf.metric
     async def looked_up(self, trace: vf.Trace) -> float:
         """1 when the tool was asked for this person."""
-        return float(any(m.role == "tool" and m.content == rules.look_up(self.data.person) for m in messages(trace)))
+        return float(any(m.role == "tool" and m.content == rules.look_up(self.data.name) for m in messages(trace)))
 
 
 def messages(trace: vf.Trace) -> list:
@@ -53,11 +53,8 @@ class PhoneBookTaskset(vf.Taskset[PersonTask, PhoneBookConfig]):
     """The rows of a file, in its order."""
 
     def load(self):
-        expected = "an object with text in 'name'"
-        for where, row in jsonl.read(self.config.path, expected):
-            if not isinstance(row.get("name"), str):
-                raise ValueError(f"{where}: expected {expected}")
-            data = PersonData(id=row.get("id"), person=row["name"], prompt=rules.question(row["name"]))
+        expected = "an object with text in 'prompt' and 'name'"
+        for data in jsonl.tasks(self.config.path, PersonData, expected, ("prompt", "name"), ("id",)):
             yield PersonTask(data, self.config.task)
 
     @classmethod
