@@ -49,6 +49,7 @@ def test_a_gguf_file_is_the_model_it_was_made_from(tmp_path, family, tied, quant
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
     config = read_json(tmp_path / "out" / "config.json")
     assert config["rms_norm_eps"] == 1e-5 and config["tie_word_embeddings"] is tied and config["dtype"] == "bfloat16"
+    assert config["architectures"] == [type(model).__name__] and "quantization_config" not in config
     assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()
 
 

@@ -70,7 +70,7 @@ def test_four_steps_and_four_are_eight(tmp_path, config):
         first = Run(config)
         first.steps(1, 4)
         folder = step_dir(tmp_path, 4)
-        checkpoint.save(folder, first.named, first.optimizer, {"step": 4, "rng": rng.capture()}, FACTS, world)
+        checkpoint.save(folder, first.tensors(), {"step": 4, "rng": rng.capture()}, FACTS, world)
         publish(
             tmp_path, 4, ("trainer",), policy_version=4, world_size=1, ledger=None, ctx=RunContext.from_env(tmp_path)
         )
@@ -96,7 +96,7 @@ def saved(tmp_path, world, config=CONFIGS[0]) -> tuple[Run, object]:
     run = Run(config.model_copy(update={"weight_decay": 0.0}))
     run.steps(1, 1)
     folder = step_dir(tmp_path, 1)
-    checkpoint.save(folder, run.named, run.optimizer, {"step": 1}, FACTS, world)
+    checkpoint.save(folder, run.tensors(), {"step": 1}, FACTS, world)
     return run, folder
 
 
@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path, monkeypatch):
 
         monkeypatch.setattr(checkpoint, "write_json", full)
         with pytest.raises(RunFailed, match="no space left on the disk while the trainer half was written"):
-            checkpoint.save(step_dir(tmp_path, 2), run.named, run.optimizer, {"step": 2}, FACTS, world)
+            checkpoint.save(step_dir(tmp_path, 2), run.tensors(), {"step": 2}, FACTS, world)
     assert not list(tmp_path.rglob("*.tmp-*"))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

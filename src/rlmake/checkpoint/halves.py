@@ -14,6 +14,7 @@ from rlmake.core.jsonio import fsync_dir, list_files, write_json
 
 SCHEMA = 1
 COMPLETE = "COMPLETE"
+NO_ROOM = 2**18  # bytes left on a disk that a write has just filled
 
 
 def begin(step_dir: Path, half: str) -> Path:
@@ -56,8 +57,9 @@ def writing(step_dir: Path, half: str) -> Iterator[Path]:
         yield temporary
         commit(temporary, step_dir, half)
     except BaseException as error:
+        full = disk_full(error, temporary)
         freed = abort(temporary)
-        if disk_full(error):
+        if full:
             raise RunFailed(disk_full_line(step_dir, half, freed)) from error
         raise
 
@@ -69,8 +71,14 @@ def disk_full_line(step_dir: Path, half: str, freed: int) -> str:
     )
 
 
-def disk_full(error: BaseException | None) -> bool:
-    """Whether an error, a cause of it, or one that a DCP rank reported says that the disk or quota is full."""
+def disk_full(error: BaseException | None, folder: Path | None = None) -> bool:
+    """Whether an error, a cause of it, or one that a DCP rank reported says that the disk or quota is full.
+
+    torch's own writer says nothing of the kind when it runs out of space ("unexpected pos 704 vs 598"): so an error of
+    any sort counts as well while the disk of `folder` has no room. Ask before anything is removed.
+    """
+    if folder is not None and folder.exists() and shutil.disk_usage(folder).free < NO_ROOM:
+        return True
     seen: set[int] = set()
     queue = [error]
     while queue:

@@ -34,8 +34,9 @@ def staged(out: Path) -> Iterator[Path]:
             fsync_dir(temporary)
             _replace(temporary, out)
         except BaseException as error:
+            full = disk_full(error, temporary)
             freed = abort(temporary)
-            if disk_full(error):
+            if full:
                 raise RunFailed(f"{out}: no space left on the disk; {freed / 2**20:.1f} MiB freed again") from error
             raise
 

@@ -39,7 +39,8 @@ def bring(path: Path, out: Path) -> dict[str, Any]:
         model = _model(reader, path, config)
     tensors = {name: model.state_dict()[name] for name in loading.expected(model)}
     stops = loading.stop_ids(out, tokenizer)
-    loading.save_hf(tensors, out, model.config, dtype="bfloat16", stop_ids=stops)
+    config.architectures = [type(model).__name__]
+    loading.save_hf(tensors, out, config, dtype="bfloat16", stop_ids=stops)
     tokenizer.save_pretrained(out)
     kinds: dict[str, int] = {}
     for tensor in reader.tensors:

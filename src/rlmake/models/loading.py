@@ -155,6 +155,8 @@ def save_hf(
     if config.tie_word_embeddings:
         cast.pop(HEAD, None)
     save_torch_state_dict(cast, out, max_shard_size=max_shard, safe_serialization=True)
+    for path in out.glob("*.safetensors"):
+        path.chmod(0o644)  # the library leaves them to the owner alone
     config.dtype = DTYPES[dtype]
     config.save_pretrained(out)
     stops = list(stop_ids)

@@ -41,14 +41,14 @@ def tensors_of(named: Named, optimizer: Optimizer | None) -> dict[str, Tensor]:
 
 
 def save(
-    step_dir: Path, named: Named, optimizer: Optimizer, state: dict[str, Any], model: dict[str, Any], world: World
+    step_dir: Path, tensors: dict[str, Tensor], state: dict[str, Any], model: dict[str, Any], world: World
 ) -> None:
     """Write and seal the half; every rank calls it. On any failure nothing of it stays, and every rank raises."""
     temporary = world.on_master(lambda: records.begin(step_dir, HALF))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # DCP warns of a world of one
-            dcp.save(tensors_of(named, optimizer), checkpoint_id=temporary, process_group=world.control)
+            dcp.save(tensors, checkpoint_id=temporary, process_group=world.control)
 
         def finish() -> None:
             write_json(temporary / STATE, {"schema": SCHEMA, **state})
@@ -57,8 +57,9 @@ def save(
 
         world.on_master(finish)
     except BaseException as error:
+        full = world.any(records.disk_full(error, temporary))  # all ranks are here: a failure is raised on each
         freed = records.abort(temporary) if world.master else 0
-        if records.disk_full(error):
+        if full:
             raise RunFailed(disk_full_line(step_dir, HALF, freed)) from error
         raise
 

@@ -26,5 +26,11 @@ class Ledger:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         row = {"step": step, "ids_hash": hash_bytes(ids), "ledger": self.value, "samples": samples}
-        with open(self._path, "ab") as file:
-            file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+        with open(self._path, "ab", buffering=0) as file:
+            whole, line = file.tell(), json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except OSError:
+                file.truncate(whole)  # a full disk leaves no torn row
+                raise

@@ -64,8 +64,10 @@ def train(config: TrainerConfig, ctx: RunContext, world: worlds.World, monitors:
                 training.save({}, HALVES)
             monitors.log(training.step, training.clock.take())
         if leaving and not training.done():
+            training.saver.wait()
             logger.info(f"saved step {training.step} and leaving, as asked")
             return SAVED_AND_LEFT
+    training.saver.wait()
     receiver.close()
     return 0
 
@@ -98,7 +100,7 @@ def step(
     parts = {name: sums[i] / max(counts[i].item(), 1.0) for i, name in enumerate(losses.NAMES) if counts[i] > 0}
     with clock.measure("optimizer"):
         metrics = training.update(sum(parts.values()), int(bad))
-    training.ledger.append(training.step, batch.sample_ids)
+    training.record(batch.sample_ids)
     rate = tokens / (time.perf_counter() - start)
     flops = flops_per_token(training.plan, training.model_config, mean_context(rows))
     metrics |= {"loss/mean": sum(parts.values())} | {f"loss/{name}": value for name, value in parts.items()}

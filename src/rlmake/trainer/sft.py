@@ -49,8 +49,10 @@ def train(config: SFTConfig, ctx: RunContext, world: worlds.World, monitors: Mon
                 training.save({"loader": loader.state(), "progress": loader.metrics()}, halves=("trainer",))
             monitors.log(training.step, training.clock.take())
         if leaving and not training.done():
+            training.saver.wait()
             logger.info(f"saved step {training.step} and leaving, as asked")
             return SAVED_AND_LEFT
+    training.saver.wait()
     loader.close()
     return 0
 
@@ -71,7 +73,7 @@ def step(training: Training, loader: SFTLoader) -> dict[str, float]:
     mean = nll / data.trained_tokens
     with clock.measure("optimizer"):
         metrics = training.update(mean, int(bad))
-    training.ledger.append(training.step, data.sample_ids)
+    training.record(data.sample_ids)
     rate = clock.throughput(data.tokens, time.perf_counter() - start)
     flops = flops_per_token(training.plan, training.model_config, data.tokens / len(data.sample_ids))
     return {

@@ -20,6 +20,7 @@ from rlmake.trainer.ledger import Ledger
 from rlmake.trainer.metrics import Clock
 from rlmake.trainer.parallel import parallelise
 from rlmake.trainer.policy import Policy, head_chunk
+from rlmake.trainer.saver import Saver
 from rlmake.trainer.world import World
 from rlmake.transport import ask_half
 
@@ -53,6 +54,7 @@ class Training:
         self.step = 0
         self.ledger = Ledger(ctx, None, write=world.master)
         self.clock = Clock()
+        self.saver = Saver(ctx, world, config.ckpt)
         self._asked_to_leave = False
         signal.signal(signal.SIGUSR1, self._ask_to_leave)
         if config.gc is not None:
@@ -109,10 +111,21 @@ class Training:
             gc.collect()
         return {"optim/lr": lr, "optim/grad_norm": norm}
 
+    def record(self, samples: list[str]) -> None:
+        """Note the samples of the step just taken in the ledger. Raises `RunFailed` on a full disk."""
+        try:
+            self.ledger.append(self.step, samples)
+        except OSError as error:
+            if not records.disk_full(error):
+                raise
+            self.saver.wait()  # which may be what filled it, and says so
+            raise RunFailed(f"{error.filename or self.ctx.run_dir}: no space left on the disk") from error
+
     def _diverged(self, step: int, loss: float, norm: float, not_a_number: int) -> None:
         cause = f"{not_a_number} values are not a number" if not_a_number else f"loss {loss}, gradient norm {norm}"
         record = {"schema": 1, "step": step, "reason": cause, "attempt": self.ctx.attempt}
         self.world.on_master(lambda: write_json(self.ctx.run_dir / "diverged.json", record))
+        self.saver.wait()
         raise Diverged(f"step {step} diverged: {cause}; the weights of step {step - 1} were not changed")
 
     def checkpoint_due(self, leaving: bool) -> bool:
@@ -123,7 +136,7 @@ class Training:
         return leaving or self.step == self.config.max_steps or (interval is not None and self.step % interval == 0)
 
     def save(self, extra: dict[str, Any], halves: tuple[str, ...]) -> None:
-        """Write this half of step `self.step`, publish the whole, and apply retention. Every rank calls it."""
+        """Begin to save step `self.step` (see `Saver`), this half of it and the record of all. Every rank calls it."""
         folder = step_dir(self.ctx.run_dir, self.step)
         state = {
             "step": self.step,
@@ -132,23 +145,24 @@ class Training:
             "ledger": self.ledger.value,
             **extra,
         }
-        checkpoint.save(folder, self.policy.named(), self.optimizer, state, self.facts, self.world)
+        if "orchestrator" in halves and self.world.master and not (folder / "orchestrator.json").exists():
+            ask_half(self.ctx.run_dir, self.step)  # no interval foresaw this step
+        self.saver.save(self.step, self.tensors(), state, self.facts, halves)
 
-        def publish() -> None:
-            if "orchestrator" in halves and not (folder / "orchestrator.json").exists():
-                ask_half(self.ctx.run_dir, self.step)  # no interval foresaw this step
-            records.publish(
-                self.ctx.run_dir, self.step, halves, policy_version=self.step, world_size=self.world.size,
-                ledger=self.ledger.value, ctx=self.ctx,
-            )  # fmt: skip
-            if self.config.ckpt is not None:
-                records.retain(self.ctx.run_dir, self.config.ckpt.keep_last, self.config.ckpt.keep_interval)
-
-        self.world.on_master(publish)
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds, by its keys: the tensors themselves."""
+        return checkpoint.tensors_of(self.policy.named(), self.optimizer)
 
     def leaving(self) -> bool:
-        """Whether any rank was asked (SIGUSR1, or by the file for other nodes) to save now and leave with code 75."""
-        return self.world.any(self._asked_to_leave or (self.world.master and self.ctx.leave_file.exists()))
+        """Whether any rank was asked (SIGUSR1, or by the file for other nodes) to save now and leave with code 75.
+
+        Every step asks, so this is also where a save that failed behind the training's back ends it.
+        """
+        asked = self._asked_to_leave or (self.world.master and self.ctx.leave_file.exists())
+        if not self.world.any(asked or self.saver.failed):
+            return False
+        self.saver.wait()
+        return True
 
     def _ask_to_leave(self, *_: object) -> None:
         self._asked_to_leave = True
