@@ -19,6 +19,11 @@ def rule(name: str, spec: Spec) -> dict[str, Spec]:
     return {name: Spec(torch.bfloat16, spec.shape) if spec.dtype.is_floating_point else spec}
 
 
+def finite(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself; `UserError` for one with NaN or infinity in it."""
+    return checked(name, tensor)[name]
+
+
 def make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     return checked(name, tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor)
 
@@ -42,12 +47,16 @@ def export_with(
     max_shard: int,
     trust: bool,
     changes: Callable[[dict[str, Spec]], dict[str, Any]] = lambda tensors: {},
+    open_source: Callable[[Path], Any] = CheckpointSource,
 ) -> dict[str, Any]:
-    """The way of every export from a checkpoint; `changes(source tensors)` go into config.json."""
-    folder = checkpoint.parent if checkpoint.name == "trainer" else checkpoint
+    """The way of every export from a checkpoint; `changes(source tensors)` go into config.json.
+
+    `open_source(trainer half)` gives the tensors, with configuration, assets and chat template as `CheckpointSource`.
+    """
+    folder = step_folder(checkpoint)
     with ck.reading(folder):
-        record = _record(folder, trust)
-        source = CheckpointSource(folder / "trainer")
+        record = verified(folder, trust)
+        source = open_source(folder / "trainer")
         _check(source, folder)
         stated = changes(source.tensors)
         outputs = {name: rule(name, spec) for name, spec in source.tensors.items()}
@@ -58,7 +67,13 @@ def export_with(
     return {"format": kind, **record, **facts}
 
 
-def _record(folder: Path, trust: bool) -> dict[str, Any]:
+def step_folder(checkpoint: Path) -> Path:
+    """The step's folder of a checkpoint that is named by it or by its trainer half."""
+    return checkpoint.parent if checkpoint.name == "trainer" else checkpoint
+
+
+def verified(folder: Path, trust: bool) -> dict[str, Any]:
+    """Step, fingerprint and policy version of a checkpoint whose hashes agree; `UserError` naming what does not."""
     if trust and not (folder / "COMPLETE").exists():
         return {"step": None, "fingerprint": None, "policy_version": None}
     if faults := ck.verify(folder):
@@ -69,7 +84,7 @@ def _record(folder: Path, trust: bool) -> dict[str, Any]:
 def _check(source: CheckpointSource, folder: Path) -> None:
     """Refuse an adapter run, drop the tied head, compare what the configuration says with the tensors."""
     if source.lora is not None or any(".lora_A" in name for name in source.tensors):
-        raise UserError(f"{folder}: a LoRA checkpoint has no full weights; export it as an adapter or merged")
+        raise UserError(f"{folder}: a LoRA checkpoint has no full weights; export it as 'adapter' or 'merge'")
     if EMBEDDING not in source.tensors:
         return
     if source.config["tie_word_embeddings"]:

@@ -1,4 +1,4 @@
-"""`rlmake export {bf16,fp8,dequantize} …`: conversions by hand. torch is imported only for valid arguments."""
+"""`rlmake export <format> …`: conversions by hand. torch is imported only for valid arguments."""
 
 import argparse
 import re
@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 from rlmake.core.errors import UserError, nearest
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-FORMATS = ("bf16", "fp8", "dequantize")
+FORMATS = ("bf16", "fp8", "dequantize", "adapter", "merge")
 
 
 def export(argv: list[str]) -> int | None:
-    """convert a checkpoint or a model directory: bf16, fp8, dequantize"""
+    """convert a checkpoint or a model directory: bf16, fp8, dequantize, adapter, merge"""
     arguments = _parser().parse_args(argv)
     source = Path(arguments.source)
     if not source.is_dir():
@@ -38,6 +38,14 @@ def _convert(arguments: argparse.Namespace, source: Path, out: Path) -> dict[str
         from rlmake.export import bf16
 
         return bf16.export(source, out, max_shard=arguments.max_shard, trust=arguments.trust)
+    if arguments.format == "adapter":
+        from rlmake.export import adapter
+
+        return adapter.export(source, out, trust=arguments.trust)
+    if arguments.format == "merge":
+        from rlmake.export import merge
+
+        return merge.export(source, out, max_shard=arguments.max_shard, trust=arguments.trust)
     from rlmake.export import fp8
 
     if is_checkpoint(source):
@@ -51,9 +59,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def _default(format_: str, source: Path) -> Path:
-    """Beside or inside what is converted: `<step>/weights`, `<step>/weights-FP8`, `<dir>-FP8`, `<dir>-BF16`."""
+    """Beside or inside what is converted: `<step>/{weights,weights-FP8,adapter}`, `<dir>-FP8`, `<dir>-BF16`."""
     step = source.parent if source.name == "trainer" else source
-    if format_ == "bf16":
+    if format_ == "adapter":
+        return step / "adapter"
+    if format_ in ("bf16", "merge"):
         return step / "weights"
     if format_ == "fp8" and is_checkpoint(source):
         return step / "weights-FP8"
@@ -69,18 +79,21 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="rlmake export", description="Convert a checkpoint or a model directory.")
-    formats = parser.add_subparsers(dest="format", required=True, metavar="{bf16,fp8,dequantize}")
+    formats = parser.add_subparsers(dest="format", required=True, metavar=f"{{{','.join(FORMATS)}}}")
     for name, what, about in (
         ("bf16", "CHECKPOINT", "a checkpoint (…/checkpoints/step_<n>) as bf16 safetensors"),
         ("fp8", "CHECKPOINT or DIRECTORY", "a checkpoint or a bf16 directory as blockwise FP8"),
         ("dequantize", "DIRECTORY", "an FP8 release as bf16"),
+        ("adapter", "CHECKPOINT", "the adapter of a LoRA checkpoint in PEFT's layout"),
+        ("merge", "CHECKPOINT", "a LoRA checkpoint as bf16 weights, the adapter merged into its base model"),
     ):
         one = formats.add_parser(name, help=about, description=about)
         one.add_argument("source", metavar=what)
         one.add_argument("out", nargs="?", metavar="OUT", help="default: beside the source, or in the step's folder")
         one.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
-        if name != "dequantize":
+        if name not in ("dequantize", "adapter"):
             one.add_argument("--max-shard", type=_size, default="5GB", help="largest file, e.g. 5GB (default)")
+        if name != "dequantize":
             one.add_argument("--trust", action="store_true", help="read a checkpoint that has no COMPLETE record")
         if name == "fp8":
             one.add_argument("--block-size", type=_block, default=128)

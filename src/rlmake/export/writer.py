@@ -45,9 +45,14 @@ def plan_shards(outputs: dict[str, dict[str, Spec]], max_shard: int = MAX_SHARD)
 
 
 def write_model(
-    folder: Path, source: Source, shards: dict[str, list[str]], outputs: dict[str, dict[str, Spec]], make: Make
+    folder: Path,
+    source: Source,
+    shards: dict[str, list[str]],
+    outputs: dict[str, dict[str, Spec]],
+    make: Make,
+    index: bool = True,
 ) -> dict[str, Any]:
-    """Write every shard, then the index where there is more than one. Returns `{tensors, parameters, bytes, shards}`.
+    """Write every shard, then (with `index`) the index where there is more than one. Returns `{tensors, parameters, bytes, shards}`.
 
     `shards` holds names of source tensors, `outputs` says what becomes of each.
     """
@@ -62,7 +67,7 @@ def write_model(
         total += sum(spec.nbytes for spec in specs.values())
         parameters += sum(spec.numel for out, spec in specs.items() if not out.endswith("_scale_inv"))
     files = sorted(set(weight_map.values()))
-    if files != [SINGLE]:
+    if index and files != [SINGLE]:
         ordered = {name: weight_map[name] for name in sorted(weight_map)}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": ordered})
     return {"tensors": len(weight_map), "parameters": parameters, "bytes": total, "shards": files}
