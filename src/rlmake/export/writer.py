@@ -52,9 +52,10 @@ def write_model(
     make: Make,
     index: bool = True,
 ) -> dict[str, Any]:
-    """Write every shard, then (with `index`) the index where there is more than one. Returns `{tensors, parameters, bytes, shards}`.
+    """Write every shard, then (with `index`) the index where there is more than one.
 
-    `shards` holds names of source tensors, `outputs` says what becomes of each.
+    Returns `{tensors, parameters, bytes, shards}`. `shards` holds names of source tensors, `outputs` says what becomes
+    of each.
     """
     weight_map: dict[str, str] = {}
     total = parameters = 0
