@@ -9,7 +9,7 @@ BUILD = attach(workflow, config)
 JOB = f"{shlex.quote(sys.executable)} -m rlmake.cli.job"
 STORE = "outputs/.store"
 # A run's path never contains the name of something that a run yields.
-RUN = r"(?!\.)(?:(?!(?:weights|checkpoints|exports|evals|report\.html)/)[^/]+/)*?[^/]+"
+RUN = r"(?!\.)(?:(?!(?:weights|checkpoints|exports|evals)/)[^/]+/)*?[^/]+"
 
 
 wildcard_constraints:
@@ -17,19 +17,28 @@ wildcard_constraints:
     n=r"[1-9]\d*",
     run=RUN,
     suite=r"[^@]+",
+    ext=r"csv|json",
 
 
 localrules:
     all,
+    best,
     data,
+    grid,
     report,
     publish_data,
     publish_weights,
+    publish_weights_of_step,
+    publish_fp8,
+    publish_fp8_of_step,
+    publish_adapter,
+    publish_adapter_of_step,
+    publish_best,
     publish_checkpoint,
-    publish_export,
     publish_evaluation,
     publish_evaluation_of_step,
     publish_report,
+    publish_results,
 
 
 rule all:

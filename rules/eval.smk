@@ -25,21 +25,21 @@ rule evaluate:
 
 rule publish_evaluation:
     input:
-        BUILD.published("eval"),
+        BUILD.published("{run}/evals/{suite}"),
     output:
         directory("outputs/{run}/evals/{suite}"),
     params:
-        link=BUILD.link("eval"),
+        link=BUILD.link("{run}/evals/{suite}"),
     shell:
         "{JOB} publish {params.link}"
 
 
 rule publish_evaluation_of_step:
     input:
-        BUILD.published("eval"),
+        BUILD.published("{run}/evals/{suite}@step_{n}"),
     output:
         directory("outputs/{run}/evals/{suite}@step_{n}"),
     params:
-        link=BUILD.link("eval"),
+        link=BUILD.link("{run}/evals/{suite}@step_{n}"),
     shell:
         "{JOB} publish {params.link}"

@@ -21,10 +21,10 @@ rule model:
 
 rule publish_data:
     input:
-        BUILD.published("data"),
+        BUILD.published("{run}/data"),
     output:
         directory("outputs/{run}/data"),
     params:
-        link=BUILD.link("data"),
+        link=BUILD.link("{run}/data"),
     shell:
         "{JOB} publish {params.link}"

@@ -1,4 +1,4 @@
-# One page per run: curves, evaluations before and after, configuration, lineage.
+# One page per run, and one per grid that compares its cells, with the numbers as CSV and JSON beside it.
 
 
 rule report:
@@ -10,12 +10,32 @@ rule report:
         "{JOB} report {wildcards.fp}"
 
 
+rule grid:
+    input:
+        BUILD.parents("grid"),
+    output:
+        STORE + "/grid-{fp}/manifest.json",
+    shell:
+        "{JOB} grid {wildcards.fp}"
+
+
 rule publish_report:
     input:
-        BUILD.published("report"),
+        BUILD.published("{run}/report.html"),
     output:
-        "outputs/{run}/report.html",
+        report("outputs/{run}/report.html", category="{run}"),
     params:
-        link=BUILD.link("report"),
+        link=BUILD.link("{run}/report.html"),
+    shell:
+        "{JOB} publish {params.link}"
+
+
+rule publish_results:
+    input:
+        BUILD.published("{run}/results.{ext}"),
+    output:
+        "outputs/{run}/results.{ext}",
+    params:
+        link=BUILD.link("{run}/results.{ext}"),
     shell:
         "{JOB} publish {params.link}"

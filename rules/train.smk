@@ -25,10 +25,10 @@ rule train:
 
 rule publish_checkpoint:
     input:
-        BUILD.published("checkpoint"),
+        BUILD.published("{run}/checkpoints/step_{n}"),
     output:
         directory("outputs/{run}/checkpoints/step_{n}"),
     params:
-        link=BUILD.link("checkpoint"),
+        link=BUILD.link("{run}/checkpoints/step_{n}"),
     shell:
         "{JOB} publish {params.link}"

@@ -168,7 +168,8 @@ class Project:
         site.mkdir()
         (site / "sitecustomize.py").write_text(SITE)
         (site / "toys.py").write_text(TOYS)
-        self.env = {**os.environ, "TOYS": "1", "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+        self.env = {**os.environ, "TOYS": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
     def write(self, name: str, text: str) -> Path:
         path = self.root / "experiments" / name
@@ -207,7 +208,7 @@ class Project:
 
     def refused(self, *targets: str) -> list[str]:
         """The lines with which a plan is refused (exit code 2), asked for in this process."""
-        from rlmake.build.dryrun import dry_run
+        from build_snakemake import dry_run
 
         errors = io.StringIO()
         with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as leaving:
@@ -215,9 +216,21 @@ class Project:
         assert leaving.value.code == 2
         return [line for line in errors.getvalue().splitlines() if line.startswith("error: ")]
 
-    def plan(self, *targets: str) -> dict[str, int]:
-        """`{rule: jobs}` of Snakemake's dry run, asked for in this process."""
-        from rlmake.build.dryrun import dry_run
+    def plan(self, *targets: str, **config: int) -> dict[str, int]:
+        """`{rule: jobs}` of Snakemake's dry run, asked for in this process; rlmake's own plan must be the same list."""
+        from build_snakemake import dry_run
 
-        jobs, _ = dry_run(targets)
+        jobs, _ = dry_run(targets, **config)
+        mine = [(row["rule"], row["output"]) for row in self.document(*targets, **config)["jobs"]]
+        assert sorted((job.rule, job.output) for job in jobs) == sorted(mine)
         return dict(Counter(job.rule for job in jobs))
+
+    def document(self, *targets: str, retry_failed: int = 0, allow_missing: int = 0) -> dict:
+        """What `rlmake plan --json` prints."""
+        from rlmake.build import explain, plan
+        from rlmake.build.registry import Registry
+
+        registry = Registry.load(retry=bool(retry_failed), allow_missing=bool(allow_missing))
+        whole = "all" in targets
+        asked = plan.targets_of_all(registry) if whole else targets
+        return explain.document(registry, plan.needs(registry, asked, everything=whole))

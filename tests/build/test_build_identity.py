@@ -250,7 +250,9 @@ def test_a_changed_default_is_a_difference_and_says_so(project):
     before["semantic"]["optim"]["lr"] = 5e-4
     found = {change.key: change for change in changes(before, work)}
     assert found["optim.betas2"].default and "default in the code" in str(found["optim.betas2"])
-    assert not found["optim.lr"].default and str(found["optim.lr"]) == "optim.lr 0.0005 → 0.001"
+    assert (
+        not found["optim.lr"].default and str(found["optim.lr"]) == "optim.lr 0.0005 → 0.001 (experiments/t/sft.toml)"
+    )
 
 
 def test_planning_imports_no_torch():

@@ -35,7 +35,7 @@ def test_paths_read_in_one_way(path, target):
     [
         "outputs/b/weights", "outputs/a/rl", "outputs/a/rl/weight", "outputs/a/rl/checkpoints/step_0",
         "outputs/a/rl/checkpoints/step_03", "outputs/a/rl/../rl/weights", "outputs/a/rl/weights/",
-        "/outputs/a/rl/weights", "outputs/a/rl/weights-FP8",
+        "/outputs/a/rl/weights", "outputs/a/rl/weights-FP16",
     ],
 )  # fmt: skip
 def test_what_is_no_target_is_said_in_one_line(path):

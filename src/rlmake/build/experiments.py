@@ -39,6 +39,8 @@ class Run:
     manual: bool
     raw: dict[str, Any]
     config: Any
+    best: schema.BestTable | None = None
+    seconds_per_step: float | None = None
     grid: str | None = None
     cell: Cell | None = None
 
@@ -140,7 +142,17 @@ def _load_runs(file: Path, found: Experiments) -> None:
     def add(run_name: str, raw: dict[str, Any], cell: Cell | None = None) -> None:
         config = schema.parse(CLASSES[table.kind], raw, file=str(file))
         found.runs[run_name] = Run(
-            run_name, str(file), table.kind, evals, table.manual, raw, config, name if cell else None, cell
+            run_name,
+            str(file),
+            table.kind,
+            evals,
+            table.manual,
+            raw,
+            config,
+            table.best,
+            table.seconds_per_step,
+            name if cell else None,
+            cell,
         )
 
     if table.grid is None:

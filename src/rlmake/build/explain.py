@@ -2,82 +2,170 @@
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlmake.build import plan, store
-from rlmake.build.dryrun import PlannedJob
+from rlmake.build.estimate import Estimates
 from rlmake.build.fingerprint import leaves
-from rlmake.build.names import OUTPUTS, Target
+from rlmake.build.names import EXPORTS, OUTPUTS, Target
+from rlmake.build.plan import Needs, PlannedJob
 from rlmake.build.registry import Registry, Work
-from rlmake.build.workflow import RULES, Driver
+from rlmake.build.store import Artefact
+from rlmake.config.layers import Composed
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import canonical
-
-PUBLISHES = {
-    "publish_data": "data", "publish_weights": "weights", "publish_export": "weights", "publish_report": "report",
-    "publish_checkpoint": "checkpoint", "publish_evaluation": "eval", "publish_evaluation_of_step": "eval",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between two builds. `default`: nobody wrote the value, the default in the code has changed."""
+    """One difference between two builds, and the file that says the new value.
+
+    `default`: nobody wrote the value, the default in the code has changed.
+    """
 
     key: str
     before: Any
     after: Any
     default: bool = False
+    file: str | None = None
 
     def __str__(self) -> str:
-        note = " (the default in the code has changed)" if self.default else ""
+        note = " (the default in the code has changed)" if self.default else f" ({self.file})" if self.file else ""
         return f"{self.key} {_say(self.before)} → {_say(self.after)}{note}"
 
 
-def explain(job: PlannedJob, driver: Driver) -> dict[str, Any]:
-    """A job as a row of `rlmake plan --json`: {rule, run, target, reason, changes, reuses, gpus, gpu_hours}.
+def document(registry: Registry, needs: Needs) -> dict[str, Any]:
+    """The plan as `rlmake plan --json` prints it.
 
-    `gpu_hours` is None: not known before speeds of earlier builds are looked up.
+    `jobs`: {rule, run, target, output, reason, changes, reuses, gpus, gpu_hours, hours, rate} each; `gpu_hours` and
+    `hours` are None where nothing like it was measured and no rate is stated; `rate` says what an estimate rests on.
+    `totals`: {jobs, gpu_hours, hours, unknown, reused, free}: sums of what is known, trainings and evaluations of
+    unknown cost, targets that are there already, and what went into all that is reused.
     """
-    registry = driver.registry
-    if job.rule in PUBLISHES:
-        target = registry.target(job.output)
-        reason = driver.needs.stale.get(Path(job.output), "there is no link yet")
-        return _row(job, target.run, target.path, reason, [], [], 0)
-    stage = RULES[job.rule]
-    work = registry.works[stage, job.wildcards["fp"]]
-    run, step = work.facts["runs"][0], int(job.wildcards["n"]) if "n" in job.wildcards else None
-    if Path(job.output) in driver.needs.stale:
-        reason, found = driver.needs.stale[Path(job.output)], []
-    else:
-        before = last_build(registry, run, work, job.rule)
-        found = changes(before, work, step) if before else []
-        reason = "changed since the last build" if found else "not built yet" if not before else "its result is missing"
-    gpus = work.resources["gpus"] if job.rule in ("train", "evaluate") else 0
-    return _row(job, run, _target(job, work, run, step), reason, found, _reuses(job, work, step), gpus)
-
-
-def _row(job: PlannedJob, run: str, target: str, reason: str, found: list[Change], reuses: list[str], gpus: int):
+    estimates = Estimates(registry)
+    rows = [explain(job, registry, needs, estimates) for job in plan.jobs(registry, needs)]
+    unknown = [row for row in rows if row["hours"] is None and row["rule"] in ("train", "evaluate")]
+    whole = {link: artefact for link, artefact in needs.links.items() if artefact in needs.whole}
     return {
-        "rule": job.rule,
-        "run": run,
-        "target": target,
-        "output": job.output,
-        "reason": reason,
-        "changes": [{"key": c.key, "before": c.before, "after": c.after, "default": c.default} for c in found],
-        "reuses": reuses,
-        "gpus": gpus,
-        "gpu_hours": None if gpus else 0.0,
+        "jobs": rows,
+        "failed": [{"run": run, "why": text} for run, text in needs.failed.items()],
+        "accepted": [record for _, record in sorted(registry.accepted_in_use.items())],
+        "totals": {
+            "jobs": len(rows),
+            "gpu_hours": round(sum(row["gpu_hours"] or 0.0 for row in rows), 4),
+            "hours": round(sum(row["hours"] or 0.0 for row in rows), 4),
+            "unknown": len(unknown),
+            "reused": len(whole),
+            "free": estimates.spent(needs.whole),
+        },
     }
 
 
-def last_build(registry: Registry, run: str, work: Work, rule: str) -> dict[str, Any] | None:
-    """The specification of what is published under a run's name now, None when nothing (of this stage) is."""
-    leaf = {"evaluate": f"evals/{work.facts.get('suite')}", "report": "report.html", "data": "data"}.get(
-        rule, "weights"
-    )
-    link = Path(OUTPUTS) / run / leaf
+def explain(job: PlannedJob, registry: Registry, needs: Needs, estimates: Estimates) -> dict[str, Any]:
+    """A job as a row of the plan, see `document`."""
+    row: dict[str, Any] = {"rule": job.rule, "output": job.output, "changes": [], "reuses": []}
+    if job.target is not None:
+        reason = needs.stale.get(Path(job.output), "there is no link yet")
+        if reason == "there is no link yet" and Path(job.output).is_symlink():
+            reason = "what it shows is made anew"
+        return row | {
+            "run": job.target.run,
+            "target": job.target.path,
+            "reason": reason,
+            "gpus": 0,
+            "gpu_hours": 0.0,
+            "hours": 0.0,
+            "rate": None,
+        }
+    artefact = job.artefact
+    work = registry.works[artefact.stage, artefact.fingerprint]
+    run = work.facts["runs"][0]
+    if Path(job.output) in needs.stale:
+        reason, found = needs.stale[Path(job.output)], []
+    else:
+        before = last_build(run, work)
+        found = changes(before, work, artefact.step) if before else []
+        if found:
+            reason = "changed since the last build"
+        else:
+            reason = _unfinished(artefact) or ("its result is missing" if before else "not built yet")
+    gpus = work.resources["gpus"] if job.rule in ("train", "evaluate") else 0
+    return row | {
+        "run": run,
+        "target": _target(artefact, work, run).path,
+        "reason": reason,
+        "changes": [asdict(change) for change in found],
+        "reuses": list(_reuses(artefact, work)),
+        "gpus": gpus,
+        **estimates.of(artefact, gpus),
+    }
+
+
+def questions(registry: Registry, needs: Needs) -> list[tuple[Work, str]]:
+    """`(work, what to ask)` where an earlier build differs by nothing but defaults in the code."""
+    found = []
+    for stage, fingerprint in dict.fromkeys((artefact.stage, artefact.fingerprint) for artefact in needs.missing):
+        work = registry.works[stage, fingerprint]
+        run = work.facts["runs"][0]
+        before = last_build(run, work) if work.declared is not None else None
+        if before is None or before["fingerprint"] == fingerprint:
+            continue
+        differ = changes(before, work)
+        if differ and all(change.default for change in differ):
+            target = Target(run, "eval", work.facts["asked_step"], work.facts["suite"]) if stage == "eval" else None
+            path = (target or Target(run, store.KIND_OF_STAGE.get(stage, "weights"))).path
+            what = "; ".join(map(str, differ))
+            hint = f"keep it by `rlmake accept {path} --reason …`, or build it anew by --config defaults=new"
+            found.append((work, f"{path} is there, built before {what}: {hint}"))
+    return found
+
+
+def check_budget(planned: dict[str, Any], budget: float) -> None:
+    """Raise `BudgetExceeded` when what is known to be needed is more than `budget` GPU-hours."""
+    totals = planned["totals"]
+    if totals["gpu_hours"] > budget:
+        costly = max(planned["jobs"], key=lambda row: row["gpu_hours"] or 0.0)
+        raise BudgetExceeded(
+            f"the plan needs {totals['gpu_hours']:.4g} GPU-hours, the budget is {budget:.4g}; "
+            f"most of it: {costly['target']}, {costly['gpu_hours']:.4g}; nothing was started"
+        )
+
+
+class BudgetExceeded(UserError):
+    """The plan costs more than was allowed."""
+
+    exit_code = 3
+
+
+def last_build(run: str, work: Work) -> dict[str, Any] | None:
+    """The specification of what is published under a run's name now, None when nothing of this stage is."""
+    if not os.path.isdir(f"{OUTPUTS}/{run}"):
+        return None
+    leaf = {
+        "eval": work.facts.get("leaf"),
+        "report": "report.html",
+        "grid": "report.html",
+        "best": "exports/best/weights",
+    }
+    leaf |= {"data": "data", "model": "weights", "train": "weights"}
+    links = [Path(OUTPUTS, run, leaf[work.stage])]
+    if work.stage == "train":
+        links += [*sorted(Path(OUTPUTS, run, "exports").glob("step_*/weights")), Path(OUTPUTS, run, "logs")]
+    for link in links:
+        found = published_unit(link)
+        if found and found[0] == work.stage:
+            try:
+                return store.read_spec(*found)
+            except UserError:
+                continue
+    return None
+
+
+def published_unit(link: Path) -> tuple[str, str] | None:
+    """`(stage, fingerprint)` of what a link of the build points to; None when it is none."""
     if not link.is_symlink():
         return None
     found = Path(os.path.normpath(link.parent / os.readlink(link))).parts
@@ -85,24 +173,20 @@ def last_build(registry: Registry, run: str, work: Work, rule: str) -> dict[str,
     if found[:root] != store.STORE.parts or len(found) <= root:
         return None
     stage, _, fingerprint = found[root].partition("-")
-    if stage != work.stage:
-        return None
-    try:
-        return store.read_spec(stage, fingerprint)
-    except UserError:
-        return None
+    return stage, fingerprint
 
 
 def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list[Change]:
     """What differs in identity between a specification and the work that is planned now; a raised last step too."""
     found = []
     defaults = work.defaults()
+    raw = work.declared.raw if work.declared else {}
     old, new = dict(leaves(before["semantic"])), dict(leaves(work.semantic))
     for key in dict.fromkeys([*old, *new]):
         a, b = old.get(key), new.get(key)
         if canonical(a) != canonical(b) and not _points(key):
             default = key in before["defaults"] and key in defaults
-            found.append(Change(key, a, b, default))
+            found.append(Change(key, a, b, default, None if default else _origin(raw, key, work)))
     was = {parent["role"]: parent for parent in before["parents"]}
     for parent in work.parents:
         old_parent = was.pop(parent["role"], None)
@@ -117,8 +201,17 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
     if step is not None and before["fingerprint"] == work.fingerprint and before["steps"]:
         last = max(before["steps"])
         if step > last:
-            found.append(Change("max_steps", last, step))
+            found.append(Change("max_steps", last, step, file=_origin(raw, "max_steps", work)))
     return found
+
+
+def _origin(raw: Any, key: str, work: Work) -> str | None:
+    """The file that says the value of a key, also where a shared key of the root has filled it."""
+    if not isinstance(raw, Composed):
+        return None
+    parts = tuple(key.split("."))
+    places = [*(parts[start:] for start in range(len(parts))), *(parts[:end] for end in range(len(parts) - 1, 0, -1))]
+    return next((raw.origins[place] for place in places if place in raw.origins), getattr(work.declared, "file", None))
 
 
 def _points(key: str) -> bool:
@@ -133,23 +226,31 @@ def _parent(record: dict[str, Any] | None) -> str | None:
     return f"{record['stage']}-{record['fingerprint'][:8]}{step}"
 
 
-def _reuses(job: PlannedJob, work: Work, step: int | None) -> list[str]:
-    found = []
-    if job.rule == "train" and step is not None:
-        reached = plan.progress(work.artefact("checkpoint", step).folder)
-        if reached:
-            found.append(f"goes on behind step {reached}" if reached <= step else f"step {reached} was reached before")
-    for parent in work.parents if job.rule != "export" else []:
-        if store.finished(store.artefact_of(parent)):
-            found.append(parent["ref"] or _parent(parent) or "")
-    return found
+def _unfinished(artefact: Artefact) -> str | None:
+    """What an earlier attempt has left of a training."""
+    if artefact.kind != "checkpoint" or not (reached := plan.progress(artefact.folder)):
+        return None
+    assert artefact.step is not None
+    return f"unfinished: step {reached} of {artefact.step}" if reached < artefact.step else "this step was not kept"
 
 
-def _target(job: PlannedJob, work: Work, run: str, step: int | None) -> str:
-    if job.rule == "evaluate":
-        return work.facts["target"]
-    kind = {"train": "checkpoint", "export": "weights", "model": "weights"}.get(job.rule, job.rule)
-    return Target(run, kind, None if kind == "weights" and step == work.last_step else step).path
+def _reuses(artefact: Artefact, work: Work) -> Iterator[str]:
+    if artefact.kind == "checkpoint" and (reached := plan.progress(artefact.folder)):
+        assert artefact.step is not None
+        yield f"resumes from step {reached}" if reached <= artefact.step else f"step {reached} was reached before"
+    if artefact.kind not in EXPORTS or artefact.stage != "train":
+        for parent in work.parents:
+            if store.finished(store.artefact_of(parent)):
+                yield parent["ref"] or _parent(parent) or ""
+
+
+def _target(artefact: Artefact, work: Work, run: str) -> Target:
+    if artefact.stage == "eval":
+        return Target(run, "eval", work.facts["asked_step"], work.facts["suite"])
+    if artefact.stage == "grid":
+        return Target(run, "grid", rest="report.html")
+    kind = "best" if artefact.stage == "best" else artefact.kind
+    return Target(run, kind, None if kind in EXPORTS and artefact.step == work.last_step else artefact.step)
 
 
 def _say(value: Any) -> str:

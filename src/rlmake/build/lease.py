@@ -64,10 +64,13 @@ def describe(record: dict[str, Any]) -> str:
 
 
 class Lease:
-    """A held lease; a context manager that releases. Use `acquire`."""
+    """A held lease; a context manager that releases. Use `acquire`.
 
-    def __init__(self, folder: Path, epoch: int, record: dict[str, Any]):
-        self.folder, self.epoch, self.record = folder, epoch, record
+    `inherited`: seconds for which a predecessor that died had held it, by its beats.
+    """
+
+    def __init__(self, folder: Path, epoch: int, record: dict[str, Any], inherited: float = 0.0):
+        self.folder, self.epoch, self.record, self.inherited = folder, epoch, record, inherited
         self.lost = False
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -205,14 +208,16 @@ def _claim(folder: Path, epoch: int, before: dict[str, Any] | None, attempt: int
         return None
     finally:
         temporary.unlink()
+    inherited = 0.0
     if before is not None and not before.get("released"):
+        inherited = before["beat"] * BEAT_EVERY
         logger.warning(f"{folder.name}: taking over from {describe(before)}, which is gone")
         _end_orphans(before)
     for old, path in _epochs(folder):
         if old < epoch:
             path.unlink(missing_ok=True)
     os.environ[OWNER] = record["owner"]
-    return Lease(folder, epoch, record)
+    return Lease(folder, epoch, record, inherited)
 
 
 def _end_orphans(before: dict[str, Any]) -> None:

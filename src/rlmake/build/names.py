@@ -14,12 +14,14 @@ RESERVED = frozenset(
     {"weights", "weights-FP8", "adapter", "checkpoints", "exports", "evals", "logs", "configs", "report.html"}
     | {"results.csv", "results.json", "monitors", "batches", "broadcasts", "ledger", "run.json", "manifests"}
 )
+EXPORTS = ("weights", "weights-FP8", "adapter")  # what a checkpoint is exported as
+GRID_FILES = ("report.html", "results.csv", "results.json")
 ARTEFACTS = {
     "data": ("data",),
     "model": ("weights", "evals/<suite>"),
     "train": (
-        "weights", "checkpoints/step_<n>", "exports/step_<n>/weights", "evals/<suite>", "evals/<suite>@step_<n>",
-        "report.html",
+        *EXPORTS, "checkpoints/step_<n>", *(f"exports/step_<n>/{kind}" for kind in EXPORTS), "exports/best/weights",
+        "evals/<suite>", "evals/<suite>@step_<n>", "report.html",
     ),
 }  # fmt: skip
 
@@ -50,8 +52,9 @@ def nested(names: Iterable[str]) -> list[tuple[str, str]]:
 class Target:
     """`outputs/<run>/<artefact>` taken apart.
 
-    `kind` is data, weights, checkpoint, eval or report. `step` is None where the run's last step is meant.
-    `rest` is what follows inside the artefact (`train.jsonl` of `outputs/x/data/train.jsonl`), "" for the whole.
+    `kind` is data, weights, weights-FP8, adapter, best, checkpoint, eval, report, or grid: then `run` is the grid's
+    name and `rest` one of its files. `step` is None where the run's last step is meant. Of other kinds `rest` is what
+    follows inside the artefact (`train.jsonl` of `outputs/x/data/train.jsonl`), "" for the whole.
     """
 
     run: str
@@ -62,22 +65,31 @@ class Target:
 
     @property
     def path(self) -> str:
-        """The target's path, without `rest`."""
-        leaf = {
-            "data": "data",
-            "weights": "weights" if self.step is None else f"exports/step_{self.step}/weights",
-            "checkpoint": f"checkpoints/step_{self.step}",
-            "eval": f"evals/{self.suite}" + ("" if self.step is None else f"@step_{self.step}"),
-            "report": "report.html",
-        }[self.kind]
+        """The target's path, without what follows inside the artefact."""
+        if self.kind in EXPORTS:
+            leaf = self.kind if self.step is None else f"exports/step_{self.step}/{self.kind}"
+        else:
+            leaf = {
+                "data": "data",
+                "best": "exports/best/weights",
+                "checkpoint": f"checkpoints/step_{self.step}",
+                "eval": f"evals/{self.suite}" + ("" if self.step is None else f"@step_{self.step}"),
+                "report": "report.html",
+                "grid": self.rest,
+            }[self.kind]
         return f"{OUTPUTS}/{self.run}/{leaf}"
+
+    @property
+    def inside(self) -> str:
+        """What follows inside the artefact; of a grid nothing does."""
+        return "" if self.kind == "grid" else self.rest
 
 
 _STEP = r"step_(?P<step>[1-9]\d*)"
 _LEAVES = [
     ("data", re.compile(r"data(?:/(?P<rest>.+))?")),
-    ("weights", re.compile(r"weights(?:/(?P<rest>.+))?")),
-    ("weights", re.compile(rf"exports/{_STEP}/weights(?:/(?P<rest>.+))?")),
+    *((kind, re.compile(rf"(?:exports/{_STEP}/)?{kind}(?:/(?P<rest>.+))?")) for kind in EXPORTS),
+    ("best", re.compile(r"exports/best/weights(?:/(?P<rest>.+))?")),
     ("checkpoint", re.compile(rf"checkpoints/{_STEP}(?:/(?P<rest>.+))?")),
     ("eval", re.compile(rf"evals/(?P<suite>[^@]+?)(?:@{_STEP})?")),
     ("report", re.compile(r"report\.html")),
@@ -89,7 +101,7 @@ def is_output(value: object) -> bool:
     return isinstance(value, str) and value.startswith(f"{OUTPUTS}/")
 
 
-def parse_target(path: str, runs: Collection[str]) -> Target | str:
+def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) -> Target | str:
     """Take a path below `outputs/` apart; a text says in one line why it is no target. `runs`: the names there are."""
     parts = path.split("/")
     if parts[0] != OUTPUTS or len(parts) < 3 or any(part in ("", ".", "..") for part in parts):
@@ -98,7 +110,14 @@ def parse_target(path: str, runs: Collection[str]) -> Target | str:
     if split is None:
         stop = next((i for i, part in enumerate(parts[1:], 1) if part in RESERVED), len(parts) - 1)
         run = "/".join(parts[1:stop])
-        return f"{path}: there is no experiments/{run}.toml that declares a run{nearest(run, runs)}"
+        if run in grids:
+            if (rest := "/".join(parts[stop:])) in GRID_FILES:
+                return Target(run, "grid", rest=rest)
+            return f"{path}: no target; a grid yields {', '.join(GRID_FILES)}, and each of its cells what a run yields"
+        if (grid := run.rpartition("/")[0]) in grids:
+            cells = [name for name in runs if name.startswith(f"{grid}/")]
+            return f"{path}: the grid experiments/{grid}.toml has no cell '{parts[stop - 1]}'{nearest(run, cells)}"
+        return f"{path}: there is no experiments/{run}.toml that declares a run{nearest(run, [*runs, *grids])}"
     leaf = "/".join(parts[split:])
     for kind, pattern in _LEAVES:
         if match := pattern.fullmatch(leaf):

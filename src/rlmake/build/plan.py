@@ -4,14 +4,14 @@ The walk is what Snakemake cannot do by itself: it looks at the files behind man
 them, finds to which step each training must go, and which runs have failed for good. Snakemake makes the jobs.
 """
 
-import sys
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlmake.build import failure, publish, store
-from rlmake.build.names import OUTPUTS, Target
-from rlmake.build.registry import Registry, Work
+from rlmake.build import publish, store
+from rlmake.build.names import EXPORTS, GRID_FILES, OUTPUTS, Target
+from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
 from rlmake.core.errors import ConfigError, Fault, UserError
 from rlmake.core.rundir import numbered
@@ -51,12 +51,15 @@ class Needs:
 
 def progress(folder: Path) -> int:
     """The last step of a training that has a COMPLETE record, 0 when none."""
+    if not os.path.isdir(folder):
+        return 0
     steps = [step for step, path in numbered(folder / "checkpoints").items() if (path / "COMPLETE").is_file()]
     return max(steps, default=0)
 
 
 def targets_of_all(registry: Registry, include_manual: bool = False) -> list[str]:
-    """What `all` builds: of every run that is not manual its last artefact, its evaluations and its report."""
+    """What `all` builds: of every run that is not manual its last artefact, its evaluations and its report; and the
+    reports of grids."""
     found = []
     for run in registry.runs.values():
         if run.manual and not include_manual:
@@ -65,31 +68,33 @@ def targets_of_all(registry: Registry, include_manual: bool = False) -> list[str
         found += [Target(run.name, "eval", suite=suite).path for suite in run.evals]
         if run.stage == "train":
             found.append(Target(run.name, "report").path)
+    for grid, manual in registry.grids.items():
+        if include_manual or not manual:
+            found += [Target(grid, "grid", rest=leaf).path for leaf in GRID_FILES]
     return found
 
 
-def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False, retry: bool = False) -> Needs:
+def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False) -> Needs:
     """Walk from the targets `asked` (paths below `outputs/`).
 
     Raises `ConfigError` with all faults: unknown targets, real directories in a link's place, runs that failed for
     good. With `everything` (`all`) failed runs and what rests on them are left out and noted instead.
     """
-    walk = _Walk(registry, retry)
+    walk, clear = _Walk(registry), set[Path]()
     faults: list[Fault] = []
     for path in asked:
         try:
             target = registry.target(path)
-            if target.rest:
+            if target.inside:
                 raise UserError(f"{path}: ask for the whole artefact, {target.path}")
-            if why := publish.obstacle(Path(path)):
+            if why := publish.obstacle(Path(path), clear):
                 raise UserError(why)
             artefact = registry.artefact(target)
-            failed = walk.failures(artefact)
-            if failed:
-                walk.found.failed |= failed
+            if failed := registry.failure(artefact):
+                run, why = failed
+                walk.found.failed[run] = why
                 if everything:
                     continue
-                run, why = next(iter(failed.items()))
                 raise UserError(f"{path}: {run} {why}; change its configuration, or retry with --config retry_failed=1")
         except ConfigError as error:
             faults += error.faults
@@ -101,20 +106,20 @@ def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False,
         walk.found.targets.append(target)
         link = Path(target.path)
         walk.found.links[link] = artefact
-        if link.is_symlink() and not publish.points(link, artefact.path):
-            walk.found.stale[link] = "the link points elsewhere"
-        elif link.is_symlink() and not artefact.manifest_path.is_file():
-            walk.found.stale[link] = "there is no manifest behind the link"
+        if link.is_symlink():
+            if not publish.points(link, registry.place(target)):
+                walk.found.stale[link] = "the link points elsewhere"
+            elif not artefact.manifest_path.is_file():
+                walk.found.stale[link] = "there is no manifest behind the link"
     if faults:
         raise ConfigError(dict.fromkeys(faults))
     return walk.found
 
 
 class _Walk:
-    def __init__(self, registry: Registry, retry: bool):
-        self.registry, self.retry = registry, retry
+    def __init__(self, registry: Registry):
+        self.registry = registry
         self.found = Needs()
-        self._failures: dict[Artefact, dict[str, str]] = {}
 
     def need(self, artefact: Artefact) -> None:
         if artefact in self.found.whole or artefact in self.found.missing:
@@ -129,7 +134,7 @@ class _Walk:
         if artefact.kind == "checkpoint":
             assert artefact.step is not None
             self.found.steps.setdefault(artefact.fingerprint, set()).add(artefact.step)
-        for parent in self._parents(artefact):
+        for parent in self.registry.parents(artefact):
             self.need(parent)
 
     @staticmethod
@@ -142,34 +147,87 @@ class _Walk:
         except UserError as error:
             return [str(error)]
 
-    def _parents(self, artefact: Artefact) -> list[Artefact]:
-        if artefact.stage == "train" and artefact.kind == "weights":
-            return [Artefact("train", artefact.fingerprint, "checkpoint", artefact.step)]
-        return [store.artefact_of(parent) for parent in self._work(artefact).parents]
 
-    def _work(self, artefact: Artefact) -> Work:
-        return self.registry.works[artefact.stage, artefact.fingerprint]
+@dataclass(frozen=True)
+class PlannedJob:
+    """One job of a plan: the rule of the Snakefile, the output that it declares, and what that makes."""
 
-    def failures(self, artefact: Artefact) -> dict[str, str]:
-        """`{run: failure}` of terminal failures that an artefact which is not there would run into."""
-        if self.retry:
-            return {}
-        if artefact not in self._failures:
-            found: dict[str, str] = {}
-            if self._faults(artefact) != []:
-                noted = failure.read(artefact.folder) if artefact.stage == "train" else None
-                if noted:
-                    found[self._work(artefact).facts["runs"][0]] = failure.describe(noted)
-                for parent in self._parents(artefact):
-                    found |= self.failures(parent)
-            self._failures[artefact] = found
-        return self._failures[artefact]
+    rule: str
+    output: str
+    artefact: Artefact
+    target: Target | None = None  # of a job that publishes
 
 
-def say(found: Needs) -> None:
-    """Print what a user should know besides the jobs."""
-    for path, reason in found.stale.items():
-        if not path.is_symlink():
-            print(f"damaged: {reason}; {path.relative_to(OUTPUTS)} is made again", file=sys.stderr)
-    for run, why in found.failed.items():
-        print(f"failed: {run} {why}; left out, retry with --config retry_failed=1", file=sys.stderr)
+RULE_OF = {"data": "data", "model": "model", "eval": "evaluate", "best": "best", "report": "report", "grid": "grid"}
+EXPORT_RULE = {"checkpoint": "train", "weights": "export", "weights-FP8": "export_fp8", "adapter": "export_adapter"}
+
+
+def rule_of(artefact: Artefact) -> str:
+    """The rule of the Snakefile that makes an artefact."""
+    return EXPORT_RULE[artefact.kind] if artefact.stage == "train" else RULE_OF[artefact.stage]
+
+
+def publishing_rule(target: Target) -> str:
+    """The rule of the Snakefile that makes a target's link."""
+    if target.kind in EXPORTS:
+        kind = {"weights": "weights", "weights-FP8": "fp8", "adapter": "adapter"}[target.kind]
+        return f"publish_{kind}" if target.step is None else f"publish_{kind}_of_step"
+    return {
+        "data": "publish_data",
+        "best": "publish_best",
+        "checkpoint": "publish_checkpoint",
+        "eval": "publish_evaluation" if target.step is None else "publish_evaluation_of_step",
+        "report": "publish_report",
+        "grid": "publish_report" if target.rest == "report.html" else "publish_results",
+    }[target.kind]
+
+
+def jobs(registry: Registry, found: Needs) -> list[PlannedJob]:
+    """The jobs that Snakemake makes of these needs, parents first, links last; a test compares the two lists."""
+    made: dict[Path, PlannedJob] = {}
+    for artefact in sorted(found.missing, key=lambda a: (store.STAGES.index(a.stage), a.kind != "checkpoint", a)):
+        path = found.source(artefact)
+        if artefact.kind == "checkpoint" and path != artefact.manifest_path:
+            artefact = Artefact(
+                artefact.stage, artefact.fingerprint, "checkpoint", max(found.steps[artefact.fingerprint])
+            )
+        made.setdefault(path, PlannedJob(rule_of(artefact), path.as_posix(), artefact))
+    links = []
+    for target in found.targets:
+        link, artefact = Path(target.path), registry.artefact(target)
+        if not artefact.manifest_path.is_file() or not publish.points(link, registry.place(target)):
+            links.append(PlannedJob(publishing_rule(target), target.path, artefact, target))
+    return [*_in_order(registry, list(made.values())), *dict.fromkeys(links)]
+
+
+def _in_order(registry: Registry, planned: list[PlannedJob]) -> list[PlannedJob]:
+    """Every job behind those that it waits for, otherwise as they came."""
+    by_unit: dict[tuple[str, str], list[PlannedJob]] = {}
+    for job in planned:
+        by_unit.setdefault((job.artefact.stage, job.artefact.fingerprint), []).append(job)
+    done: dict[PlannedJob, None] = {}
+
+    def place(job: PlannedJob) -> None:
+        if job in done:
+            return
+        for parent in registry.parents(job.artefact):
+            for other in by_unit.get((parent.stage, parent.fingerprint), ()):
+                if other.artefact.kind == parent.kind and other is not job:
+                    place(other)
+        done[job] = None
+
+    for job in planned:
+        place(job)
+    return list(done)
+
+
+def notes(found: Needs) -> list[str]:
+    """What a user should know besides the jobs, one line each."""
+    lines = [
+        f"damaged: {reason}; {path.relative_to(OUTPUTS)} is made again"
+        for path, reason in found.stale.items()
+        if not path.is_symlink()
+    ]
+    return lines + [
+        f"failed: {run} {why}; left out, retry with --config retry_failed=1" for run, why in found.failed.items()
+    ]

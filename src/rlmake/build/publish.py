@@ -20,15 +20,17 @@ def points(link: Path, to: Path) -> bool:
     return link.is_symlink() and os.readlink(link) == destination(link, to)
 
 
-def obstacle(link: Path) -> str | None:
-    """Why nothing can be published at `link`, in one line; None when it can."""
+def obstacle(link: Path, clear: set[Path] | None = None) -> str | None:
+    """Why nothing can be published at `link`, in one line; None when it can. `clear` remembers folders that may be
+    published into, where many links are asked about."""
     if os.path.lexists(link) and not link.is_symlink():
         what = "directory" if link.is_dir() else "file"
         return (
             f"{link} is a real {what}, not a link of the build: move it away, or take it in with `rlmake adopt {link}`"
         )
+    clear = set() if clear is None else clear
     folder = link.parent
-    while folder != Path(OUTPUTS) and folder != folder.parent:
+    while folder != Path(OUTPUTS) and folder != folder.parent and folder not in clear:
         if (folder / DIRECT).is_file():
             return (
                 f"{folder} is a run that was started directly ({DIRECT}): "
@@ -36,6 +38,7 @@ def obstacle(link: Path) -> str | None:
             )
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             return f"{folder} is not a directory of its own; nothing is published through links"
+        clear.add(folder)
         folder = folder.parent
     return None
 

@@ -8,21 +8,21 @@ registry.spec(artefact, …)         the `spec.json` of the job that makes it
 
 import functools
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlmake import config as schema
-from rlmake.build import names, resources, revisions
+from rlmake.build import accepted, failure, names, resources, revisions, store
 from rlmake.build.edges import Edges
 from rlmake.build.experiments import Experiments, Run, Suite, load
 from rlmake.build.fingerprint import fingerprint, leaves
 from rlmake.build.names import Target
-from rlmake.build.store import SPEC_SCHEMA, STORE, Artefact
+from rlmake.build.store import KIND_OF_STAGE, SPEC_SCHEMA, STORE, Artefact
 from rlmake.config.fields import semantic_part, walk
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 from rlmake.core.jsonio import canonical
 
 Declared = Run | Suite
-KIND_OF_STAGE = {"data": "data", "model": "weights", "eval": "eval", "report": "report"}
 
 
 @dataclass
@@ -61,42 +61,49 @@ class Work:
         }
 
     def artefact(self, kind: str | None = None, step: int | None = None) -> Artefact:
-        return Artefact(self.stage, self.fingerprint, kind or KIND_OF_STAGE[self.stage], step)
+        return store.artefact(self.stage, self.fingerprint, kind or KIND_OF_STAGE[self.stage], step)
 
 
 class Registry:
-    """Runs and suites of the project with their identities, each worked out once."""
+    """Runs and suites of the project with their identities, each worked out once.
 
-    def __init__(self, experiments: Experiments):
-        self.experiments = experiments
+    `retry`: failures noted earlier do not count. `allow_missing`: reports of grids do without what is not there.
+    """
+
+    def __init__(self, experiments: Experiments, retry: bool = False, allow_missing: bool = False):
+        self.experiments, self.retry, self.allow_missing = experiments, retry, allow_missing
         self.runs, self.suites = experiments.runs, experiments.suites
+        trained = [run for run in self.runs.values() if run.grid and run.stage == "train"]
+        self.grids = {run.grid: run.manual for run in trained if run.grid}
         self.cache = revisions.ContentCache(STORE / "content.json")
         self.works: dict[tuple[str, str], Work] = {}
         self._by_run: dict[str, Work | None] = {}
         self._evals: dict[tuple[str, Artefact], Work] = {}
+        self._reports: dict[str, Work] = {}
+        self._failures: dict[Artefact, tuple[str, str] | None] = {}
         self._active: list[str] = []
+        self.accepted = accepted.read()
+        self.accepted_in_use: dict[str, dict[str, Any]] = {}
 
     @classmethod
-    def load(cls) -> "Registry":
+    def load(cls, *, retry: bool = False, allow_missing: bool = False) -> "Registry":
         """Read and resolve everything. Raises `ConfigError` with all faults of all files."""
         experiments = load()
-        registry = cls(experiments)
+        registry = cls(experiments, retry, allow_missing)
         faults = list(experiments.faults)
         for run in experiments.runs.values():
             try:
                 registry.work(run.name)
             except ConfigError as error:
                 faults += error.faults
-        for suite in experiments.suites.values():
-            edges = Edges(registry, suite.raw, suite.file)
-            edges.resolve(suite.semantic())
-            faults += edges.faults
+        for name in experiments.suites:
+            faults += registry._suite(name)[2].faults
         if faults:
             raise ConfigError(dict.fromkeys(faults))
         return registry
 
     def work(self, name: str) -> Work:
-        """Identity of a run. Raises `ConfigError` for what is wrong with it, or once more for a parent of its."""
+        """Identity of a run. Raises `ConfigError` for what is wrong with it, or once more for a parent of it."""
         if name in self._active:
             chain = " → ".join([*self._active[self._active.index(name) :], name])
             raise ConfigError(Fault(f"runs depend on one another in a circle: {chain}", file=self.runs[name].file))
@@ -128,7 +135,7 @@ class Registry:
         work = Work(
             stage=run.stage,
             kind=run.kind,
-            fingerprint=fingerprint(run.stage, run.kind, semantic, edges.parents, code),
+            fingerprint=self._stands_for(run.stage, fingerprint(run.stage, run.kind, semantic, edges.parents, code)),
             config=config,
             semantic=semantic,
             parents=edges.parents,
@@ -141,6 +148,14 @@ class Registry:
         )
         return self._keep(work, run.name)
 
+    def _stands_for(self, stage: str, fingerprint: str) -> str:
+        """The fingerprint of the build that a user declared equivalent, or the same."""
+        record = self.accepted.get((stage, fingerprint))
+        if record is None:
+            return fingerprint
+        self.accepted_in_use[f"{stage}-{fingerprint}"] = record
+        return record["stands_for"]
+
     def _keep(self, work: Work, name: str) -> Work:
         known = self.works.setdefault((work.stage, work.fingerprint), work)
         runs = known.facts.setdefault("runs", [])
@@ -150,17 +165,24 @@ class Registry:
 
     def target(self, path: str) -> Target:
         """Take a target's path apart. Raises `UserError` when there is no such thing."""
-        target = names.parse_target(path, self.runs)
+        target = names.parse_target(path, self.runs, self.grids)
         if isinstance(target, str):
             raise UserError(target)
+        if target.kind == "grid":
+            return target
         run = self.runs[target.run]
         leaf = {"eval": "evals/<suite>", "report": "report.html", "checkpoint": "checkpoints/step_<n>"}
+        leaf["best"] = "exports/best/weights"
         if leaf.get(target.kind, target.kind) not in names.ARTEFACTS[run.stage] or (
             target.step and run.stage != "train"
         ):
             raise UserError(
                 f"{path}: run '{run.name}' ({run.kind}) has none; it yields {', '.join(names.ARTEFACTS[run.stage])}"
             )
+        if target.kind == "adapter" and not has_lora(self.work(target.run).config):
+            raise UserError(f"{path}: run '{run.name}' trains all weights; only a run with model.lora has an adapter")
+        if target.kind == "best" and run.best is None:
+            raise UserError(f"{path}: {run.file} does not say what is best: give it a table [experiment.best]")
         if target.kind == "eval" and target.suite not in self.suites:
             hint = nearest(target.suite, self.suites)
             raise UserError(f"{path}: there is no suite experiments/evals/{target.suite}.toml{hint}")
@@ -180,6 +202,10 @@ class Registry:
 
     def artefact(self, target: Target) -> Artefact:
         """The artefact that a target (without its `rest`) stands for."""
+        if target.kind == "grid":
+            return self.grid(target.run).artefact()
+        if target.kind == "best":
+            return self.best(target.run).artefact()
         if target.kind == "report":
             return self.report(target.run).artefact()
         if target.kind == "eval":
@@ -190,21 +216,23 @@ class Registry:
             return work.artefact()
         return work.artefact(target.kind, target.step or work.last_step)
 
+    def place(self, target: Target) -> Path:
+        """What a target's link points to."""
+        path = self.artefact(target).path
+        return path / target.rest if target.kind == "grid" else path
+
     def evaluation(self, suite_name: str, run_name: str, step: int | None = None) -> Work:
         """Identity of the evaluation of a run's weights (of `step`, or the last) by a suite."""
         model = self.artefact(Target(run_name, "weights", step))
         if work := self._evals.get((suite_name, model)):
             return self._keep(work, run_name)
-        suite = self.suites[suite_name]
-        edges = Edges(self, suite.raw, suite.file)
-        semantic = edges.resolve(suite.semantic())
+        suite, semantic, edges, config = self._suite(suite_name)
         parents = [{"role": "model", **model.record(), "ref": None}, *edges.parents]
-        config = schema.dump(suite.config)
         code = {"eval": revisions.SHIPPED["eval"], **edges.revisions}
         work = Work(
             stage="eval",
             kind="eval",
-            fingerprint=fingerprint("eval", "eval", semantic, parents, code),
+            fingerprint=self._stands_for("eval", fingerprint("eval", "eval", semantic, parents, code)),
             config=config,
             semantic=semantic,
             parents=parents,
@@ -215,14 +243,30 @@ class Registry:
                 "suite": suite_name,
                 "suite_fingerprint": fingerprint("suite", "eval", semantic, edges.parents, code),
                 "step": model.step,
-                "target": Target(run_name, "eval", step, suite_name).path,
+                "leaf": Target(run_name, "eval", step, suite_name).path.partition(f"{run_name}/")[2],
+                "asked_step": step,
             },
         )
         self._evals[suite_name, model] = work
         return self._keep(work, run_name)
 
+    def evaluation_resources(self) -> list[dict[str, Any]]:
+        """What evaluations take, every kind of them once: by suite, and by the [slurm] of the runs they belong to."""
+        near = {canonical(table): table for table in (_slurm(run.config) for run in self.runs.values())}
+        configs = [self._suite(name)[3] for name in self.suites]
+        return [resources.of("eval", config, near=table) for config in configs for table in near.values()]
+
+    @functools.cache  # noqa: B019 - a registry lives as long as its process
+    def _suite(self, name: str) -> tuple[Suite, dict[str, Any], Edges, dict[str, Any]]:
+        """A suite with what it rests on."""
+        suite = self.suites[name]
+        edges = Edges(self, suite.raw, suite.file)
+        return suite, edges.resolve(suite.semantic()), edges, schema.dump(suite.config)
+
     def report(self, run_name: str) -> Work:
         """Identity of a run's report: its last checkpoint, its evaluations, and those of the run it began from."""
+        if run_name in self._reports:
+            return self._reports[run_name]
         run, work = self.runs[run_name], self.work(run_name)
         last = work.artefact("checkpoint", work.last_step)
         parents = [{"role": "run", **last.record(), "ref": None}]
@@ -241,7 +285,7 @@ class Registry:
                     }
                 )
         code = {"report": revisions.SHIPPED["report"]}
-        return self._keep(
+        report = self._keep(
             Work(
                 stage="report",
                 kind="report",
@@ -256,6 +300,114 @@ class Registry:
             ),
             run_name,
         )
+        self._reports[run_name] = report
+        return report
+
+    def best(self, run_name: str) -> Work:
+        """Identity of the weights of a run's best checkpoint: its evaluations at every checkpoint, and the metric."""
+        run, work = self.runs[run_name], self.work(run_name)
+        assert run.best is not None and work.last_step is not None
+        key = "experiment.best"
+        if run.best.suite not in self.suites:
+            hint = nearest(run.best.suite, self.suites)
+            raise ConfigError(
+                Fault(f"there is no suite experiments/evals/{run.best.suite}.toml{hint}", f"{key}.suite", run.file)
+            )
+        if not work.interval:
+            raise ConfigError(
+                Fault("needs ckpt.interval: it says which checkpoints there are to choose from", key, run.file)
+            )
+        steps = sorted({*range(work.interval, work.last_step + 1, work.interval), work.last_step})
+        parents, evals = [], []
+        for step in steps:
+            evaluation = self.evaluation(run.best.suite, run_name, step)
+            parents.append({"role": f"step_{step}", **evaluation.artefact().record(), "ref": None})
+            evals.append({"step": step, "fingerprint": evaluation.fingerprint})
+        semantic = run.best.model_dump()
+        code = {"best": revisions.SHIPPED["best"]}
+        return self._keep(
+            Work(
+                stage="best",
+                kind="best",
+                fingerprint=fingerprint("best", "best", semantic, parents, code),
+                config={},
+                semantic=semantic,
+                parents=parents,
+                revisions=code,
+                declared=None,
+                resources=resources.of("best", {}),
+                facts={"evals": evals, "train": work.fingerprint},
+            ),
+            run_name,
+        )
+
+    def grid(self, name: str) -> Work:
+        """Identity of a grid's report: the last checkpoint and the evaluations of every cell.
+
+        Cells whose training failed for good are named, not waited for; with `allow_missing` neither is anything else
+        that is not there.
+        """
+        if name in self._reports:
+            return self._reports[name]
+        parents, cells, lost, trains = [], [], {}, ""
+        for run in (run for run in self.runs.values() if run.grid == name):
+            assert run.cell is not None
+            trains = run.kind
+            work = self.work(run.name)
+            row = {"name": run.cell.name, "run": run.name, "values": run.cell.values, "texts": run.cell.texts}
+            row |= {"baseline": run.cell.baseline, "train": work.fingerprint, "step": work.last_step, "evals": []}
+            failed = self.failure(work.artefact("weights", work.last_step))
+            wanted = [("run", work.artefact("checkpoint", work.last_step))]
+            for suite in run.evals:
+                evaluation = self.evaluation(suite, run.name)
+                wanted.append((suite, evaluation.artefact()))
+                row["evals"].append({"suite": suite, "fingerprint": evaluation.fingerprint})
+            for role, artefact in wanted:
+                if failed or (self.allow_missing and store.finished(artefact) is None):
+                    lost.setdefault(run.cell.name, f"{failed[0]} {failed[1]}" if failed else "not built")
+                else:
+                    parents.append({"role": f"{run.cell.name}.{role}", **artefact.record(), "ref": None})
+            cells.append(row)
+        code = {"grid": revisions.SHIPPED["grid"]}
+        semantic = {"cells": [[c["name"], c["values"], c["baseline"]] for c in cells], "lost": lost}
+        work = self._keep(
+            Work(
+                stage="grid",
+                kind="grid",
+                fingerprint=fingerprint("grid", "grid", semantic, parents, code),
+                config={},
+                semantic=semantic,
+                parents=parents,
+                revisions=code,
+                declared=None,
+                resources=resources.of("grid", {}),
+                facts={"grid": name, "trains": trains, "cells": cells, "lost": lost},
+            ),
+            name,
+        )
+        self._reports[name] = work
+        return work
+
+    def failure(self, artefact: Artefact) -> tuple[str, str] | None:
+        """`(run, failure)` that an artefact which is not there would run into: its own or a parent's."""
+        if self.retry:
+            return None
+        if artefact not in self._failures:
+            found = None
+            if store.finished(artefact) is None:
+                if artefact.stage == "train" and (noted := failure.read(artefact.folder)):
+                    found = (self.works[artefact.stage, artefact.fingerprint].facts["runs"][0], failure.describe(noted))
+                for parent in self.parents(artefact) if not found else ():
+                    found = found or self.failure(parent)
+            self._failures[artefact] = found
+        return self._failures[artefact]
+
+    def parents(self, artefact: Artefact) -> list[Artefact]:
+        """What making an artefact needs."""
+        work = self.works[artefact.stage, artefact.fingerprint]
+        if artefact.stage != "train" or artefact.kind == "checkpoint":
+            return [store.artefact_of(parent) for parent in work.parents]
+        return [store.exported_from(artefact, has_lora(work.config))]
 
     def before(self, run_name: str) -> str | None:
         """The training whose weights a run began from, None where it began from a model that was not trained here."""
@@ -266,14 +418,18 @@ class Registry:
                 return target.run if isinstance(target, Target) and target.step is None else None
         return None
 
-    def lineage(self, run_name: str) -> list[dict[str, Any]]:
-        """What a run descends from, oldest first, itself last: {name, stage, kind, fingerprint, step, manifest}."""
+    @functools.cache  # noqa: B019 - a registry lives as long as its process
+    def lineage(self, run_name: str, step: int | None = None) -> list[dict[str, Any]]:
+        """What a run (at `step`, or its last) descends from, oldest first, itself last.
+
+        Rows are {name, stage, kind, fingerprint, step, manifest}.
+        """
         work, rows = self.work(run_name), []
         for parent in work.parents:
             target = names.parse_target(parent["ref"], self.runs)
             assert isinstance(target, Target)
-            rows += [row for row in self.lineage(target.run) if row not in rows]
-        artefact = work.artefact(*(("checkpoint", work.last_step) if work.stage == "train" else ()))
+            rows += [row for row in self.lineage(target.run, target.step) if row not in rows]
+        artefact = work.artefact(*(("checkpoint", step or work.last_step) if work.stage == "train" else ()))
         return [
             *rows,
             {
@@ -310,6 +466,11 @@ def _slurm(config: Any) -> dict[str, Any] | None:
     """A run's [slurm] table, None where it has none."""
     table = getattr(config, "slurm", None)
     return table and table.model_dump(include=set(resources.SMALL))
+
+
+def has_lora(config: dict[str, Any]) -> bool:
+    """Whether a training trains adapters only."""
+    return bool((_find(config, "model") or {}).get("lora"))
 
 
 def _find(config: dict[str, Any], key: str) -> Any:

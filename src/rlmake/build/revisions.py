@@ -24,6 +24,8 @@ SHIPPED = {
     "rl": 1,  # the RL trainer, orchestrator, algorithms and the embedded engine
     "eval": 1,  # the evaluation loop and the embedded engine
     "report": 1,  # the page of a run
+    "grid": 1,  # the page of a grid
+    "best": 1,  # the choice of a best checkpoint
     "export": 1,  # checkpoint to weights
 }
 TASKSETS = {  # rlmake.envs.tasksets with their environments, rewards and tools

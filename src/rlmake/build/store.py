@@ -6,9 +6,10 @@
                                          data/ | weights/ | the run directory | report.html …
 
 Of a training each step is an artefact (`manifests/step_<n>.json`, `manifests/done_<n>.json`), and each export of one
-(`exports/step_<n>/weights.json`, `exports/step_<n>/weights.done.json`).
+(`exports/step_<n>/<kind>.json`, `exports/step_<n>/<kind>.done.json`, kind weights, weights-FP8 or adapter).
 """
 
+import functools
 import os
 import re
 import uuid
@@ -23,12 +24,16 @@ from rlmake.core.jsonio import content_hash, hash_file, read_json, write_json
 STORE = Path("outputs/.store")
 SPEC_SCHEMA = MANIFEST_SCHEMA = 1
 _KEYS = ("stage", "fingerprint", "kind", "step")
-STAGES = ("data", "model", "train", "eval", "report")
+KIND_OF_STAGE = {  # of every stage but a training's, which has several
+    "data": "data", "model": "weights", "eval": "eval", "best": "weights", "report": "report", "grid": "grid",
+}  # fmt: skip
+STAGES = ("data", "model", "train", "eval", "best", "report", "grid")
 
 
 @dataclass(frozen=True, order=True)
 class Artefact:
-    """One thing in the store: `kind` is data, weights, checkpoint, eval or report; `step` only of a training's.
+    """One thing in the store: `kind` is data, weights, weights-FP8, adapter, checkpoint, eval, report or grid; `step`
+    only of a training's.
 
     It says where things lie. Whether they do is for `finished` and `faults` to say.
     """
@@ -38,18 +43,18 @@ class Artefact:
     kind: str
     step: int | None = None
 
-    @property
+    @functools.cached_property
     def folder(self) -> Path:
         """Its directory in the store, relative to the project's root."""
         return STORE / f"{self.stage}-{self.fingerprint}"
 
-    @property
+    @functools.cached_property
     def manifest_path(self) -> Path:
         if self.stage != "train":
             return self.folder / "manifest.json"
         if self.kind == "checkpoint":
             return self.folder / "manifests" / f"step_{self.step}.json"
-        return self.folder / "exports" / f"step_{self.step}" / "weights.json"
+        return self.folder / "exports" / f"step_{self.step}" / f"{self.kind}.json"
 
     @property
     def done_path(self) -> Path:
@@ -57,21 +62,21 @@ class Artefact:
             return self.folder / "done.json"
         if self.kind == "checkpoint":
             return self.folder / "manifests" / f"done_{self.step}.json"
-        return self.folder / "exports" / f"step_{self.step}" / "weights.done.json"
+        return self.folder / "exports" / f"step_{self.step}" / f"{self.kind}.done.json"
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """What a link points to and a child reads."""
         if self.stage != "train":
-            leaf = {"data": "data", "weights": "weights", "eval": "", "report": "report.html"}[self.kind]
+            leaf = {"data": "data", "weights": "weights", "eval": "", "report": "report.html", "grid": ""}[self.kind]
             return self.folder / leaf
         step = f"step_{self.step}"
-        return self.folder / ("checkpoints/" + step if self.kind == "checkpoint" else f"exports/{step}/weights")
+        return self.folder / ("checkpoints/" + step if self.kind == "checkpoint" else f"exports/{step}/{self.kind}")
 
     @property
     def root(self) -> Path:
         """Folder that the manifest's file paths are relative to: the artefact, or its folder where it is one file."""
-        return self.folder if self.kind in ("eval", "report") else self.path
+        return self.folder if self.kind in ("eval", "report", "grid") else self.path
 
     def record(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in _KEYS}
@@ -161,19 +166,19 @@ def withdraw(artefact: Artefact) -> None:
     artefact.done_path.unlink(missing_ok=True)
 
 
-def manifest_of(artefact: Artefact, spec: dict[str, Any], files: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
-    """A manifest record (design §10) of `artefact`; `facts` are versions, hardware, started, ended, gpu_hours, …"""
+def manifest_of(made: Artefact, spec: dict[str, Any], files: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
+    """A manifest record (design §10) of `made`; `facts` are versions, hardware, started, ended, gpu_hours, …"""
     return {
         "schema": MANIFEST_SCHEMA,
         "stage": spec["stage"],
         "kind": spec["kind"],
-        "artefact": artefact.kind,
+        "artefact": made.kind,
         "fingerprint": spec["fingerprint"],
-        "step": artefact.step,
+        "step": made.step,
         "semantic": spec["semantic"],
         "revisions": spec["revisions"],
         "defaults": spec["defaults"],
-        "parents": [{**p, "content": _content(Artefact(*(p[k] for k in _KEYS)))} for p in spec["parents"]],
+        "parents": [{**p, "content": _content(artefact_of(p))} for p in spec["parents"]],
         "files": files,
         "content": content_hash(files),
         "origin": "built",
@@ -181,9 +186,21 @@ def manifest_of(artefact: Artefact, spec: dict[str, Any], files: list[dict[str, 
     }
 
 
+def exported_from(made: Artefact, lora: bool) -> Artefact:
+    """What an export is made from: the checkpoint; FP8 of a run that trains adapters: its merged weights."""
+    merged = made.kind == "weights-FP8" and lora
+    return artefact("train", made.fingerprint, "weights" if merged else "checkpoint", made.step)
+
+
 def artefact_of(record: dict[str, Any]) -> Artefact:
     """The artefact that a parent's record names."""
-    return Artefact(*(record[key] for key in _KEYS))
+    return artefact(record["stage"], record["fingerprint"], record["kind"], record["step"])
+
+
+@functools.cache
+def artefact(stage: str, fingerprint: str, kind: str, step: int | None = None) -> Artefact:
+    """An artefact, one object each: a plan names thousands of them many times."""
+    return Artefact(stage, fingerprint, kind, step)
 
 
 def _content(artefact: Artefact) -> str | None:
@@ -193,21 +210,26 @@ def _content(artefact: Artefact) -> str | None:
         return None
 
 
-def stored() -> Iterator[Artefact]:
-    """Every artefact in the store that has a done file, in a stable order."""
+def stored(prefix: str = "") -> Iterator[Artefact]:
+    """Every artefact in the store that has a done file, in a stable order; `prefix`: of these directories only."""
     if not STORE.is_dir():
         return
     for folder in sorted(STORE.iterdir()):
+        if not folder.name.startswith(prefix):
+            continue
         match = re.fullmatch(rf"({'|'.join(STAGES)})-([0-9a-f]{{16}})", folder.name)
         if not match:
             continue
         stage, fingerprint = match.groups()
         if stage != "train":
-            kind = {"model": "weights"}.get(stage, stage)
+            kind = KIND_OF_STAGE[stage]
             found = [Artefact(stage, fingerprint, kind)]
         else:
             steps = [("checkpoint", path) for path in folder.glob("manifests/done_*.json")]
-            steps += [("weights", path.parent) for path in folder.glob("exports/step_*/weights.done.json")]
+            steps += [
+                (path.name.removesuffix(".done.json"), path.parent)
+                for path in folder.glob("exports/step_*/*.done.json")
+            ]
             found = sorted(
                 Artefact(stage, fingerprint, kind, int(re.search(r"_(\d+)(?:\.json)?$", path.name)[1]))
                 for kind, path in steps

@@ -5,33 +5,81 @@ Snakemake tells a workflow its targets only after the Snakefile was read; `attac
 targets and to force what must be made again although it exists. Both end in one line per fault, never in a traceback.
 """
 
+import inspect
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import failure, plan, publish, resources, store
+from rlmake.build import card, explain, failure, plan, publish, resources, store
 from rlmake.build.names import OUTPUTS, Target
-from rlmake.build.registry import Registry
+from rlmake.build.registry import Registry, has_lora
 from rlmake.build.store import Artefact
-from rlmake.core.errors import UserError
-from rlmake.core.jsonio import hash_bytes
+from rlmake.core.errors import UserError, nearest
+from rlmake.core.jsonio import hash_bytes, write_bytes
 
+LARGEST_DIFF = 1 << 20  # of a project's uncommitted changes so much is kept, for cards
+WILDCARDS = inspect.Signature([inspect.Parameter("wildcards", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 WORKING = ("logs", "configs")  # of a run directory, linked from the start of the work
-KINDS = {"data": "data", "model": "weights", "train": "checkpoint", "eval": "eval", "report": "report"}
-RULES = {"data": "data", "model": "model", "train": "train", "export": "train", "evaluate": "eval", "report": "report"}
+RULES = {rule: stage for stage, rule in plan.RULE_OF.items()} | dict.fromkeys(plan.EXPORT_RULE.values(), "train")
 
 
 def attach(workflow: Any, config: dict[str, Any]) -> "Jobs":
-    """The build's view for this process; `config` is Snakemake's (`--config retry_failed=1`)."""
+    """The build's view for this process; `config` is Snakemake's, see `Options`."""
     if not workflow.is_main_process:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the early signal is for the training, not for us above it
         return Jobs()
-    return or_leave(lambda: Driver(workflow, str(config.get("retry_failed", "0")).lower() not in ("0", "false", "")))
+    return or_leave(lambda: Driver(workflow, Options.of(config)))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `snakemake … --config` may say: `retry_failed=1` (try again what failed for good), `allow_missing=1`
+    (reports of grids do without what is not there), `defaults=new` (build anew where only a default in the code has
+    changed), `budget_gpu_hours=N` (start nothing that is estimated to cost more)."""
+
+    retry_failed: bool = False
+    allow_missing: bool = False
+    defaults: str = "ask"
+    budget_gpu_hours: float | None = None
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> "Options":
+        known = [field.name for field in fields(cls)]
+        given: dict[str, Any] = {}
+        for key, value in config.items():
+            if key not in known:
+                if hint := nearest(key, known):
+                    raise UserError(f"--config {key}: there is no such option{hint}")
+                continue  # of rules that the user added to the Snakefile
+            text = str(value)
+            if key in ("retry_failed", "allow_missing"):
+                if text.lower() not in ("0", "1", "false", "true"):
+                    raise UserError(f"--config {key}: expected 1 or 0, not {text}")
+                given[key] = text.lower() in ("1", "true")
+            elif key == "defaults":
+                if text not in ("ask", "new"):
+                    raise UserError(f"--config defaults: expected ask or new, not {text}")
+                given[key] = text
+            else:
+                given[key] = amount(text, f"--config {key}")
+        return cls(**given)
+
+
+def amount(text: str, what: str) -> float:
+    """A number of GPU-hours as a user gives it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UserError(f"{what}: expected a number of GPU-hours, not {text}")
+    return value
 
 
 class Jobs:
@@ -43,35 +91,40 @@ class Jobs:
         """`{parents, resources}` of a unit of work."""
         return store.read_spec(stage, fingerprint)
 
-    def inputs(self, made: Artefact, parents: list[Artefact]) -> list[str]:
+    def inputs(self, made: Artefact, parents: Callable[[], Iterable[Artefact]]) -> list[str]:
         """The manifests that making `made` waits for."""
-        return [parent.manifest_path.as_posix() for parent in parents]
+        return [parent.manifest_path.as_posix() for parent in parents()]
 
     def parents(self, stage: str) -> Callable[[Any], list[str]]:
         """Input function of the rules that make a stage: the manifests of its parents."""
+        kind = store.KIND_OF_STAGE.get(stage, "checkpoint")
 
         def inputs(wildcards: Any) -> list[str]:
-            step = int(wildcards.n) if stage == "train" else None
-            made = Artefact(stage, wildcards.fp, KINDS[stage], step)
-            return self.inputs(made, [store.artefact_of(p) for p in self.about(stage, wildcards.fp)["parents"]])
+            made = Artefact(stage, wildcards.fp, kind, int(wildcards.n) if stage == "train" else None)
+            return self.inputs(made, lambda: map(store.artefact_of, self.about(stage, wildcards.fp)["parents"]))
 
-        return inputs
+        return of_wildcards(inputs)
 
-    def checkpoint(self, wildcards: Any) -> list[str]:
-        """Input function of an export."""
-        made, of = (Artefact("train", wildcards.fp, kind, int(wildcards.n)) for kind in ("weights", "checkpoint"))
-        return self.inputs(made, [of])
+    def exported(self, kind: str) -> Callable[[Any], list[str]]:
+        """Input function of an export: the checkpoint, or the weights that it is made from."""
 
-    def threads(self, stage: str) -> Callable[[Any], int]:
-        return lambda wildcards: self.about(stage, wildcards.fp)["resources"]["threads"]
+        def inputs(wildcards: Any) -> list[str]:
+            made = Artefact("train", wildcards.fp, kind, int(wildcards.n))
+            lora = lambda: has_lora(self.about("train", wildcards.fp)["config"])  # noqa: E731 - asked only when it matters
+            return self.inputs(made, lambda: [store.exported_from(made, kind == "weights-FP8" and lora())])
 
-    def resource(self, stage: str, name: str) -> Callable[[Any], Any]:
+        return of_wildcards(inputs)
+
+    def threads(self, stage: str) -> Any:
+        return of_wildcards(lambda wildcards: self.about(stage, wildcards.fp)["resources"]["threads"])
+
+    def resource(self, stage: str, name: str) -> Any:
         """A resource function, see `slurm_resources`; "export" is the small job beside a training."""
         of, small = ("train", True) if stage == "export" else (stage, False)
-        return lambda wildcards: slurm_resources(self.about(of, wildcards.fp)["resources"], small)[name]
+        return of_wildcards(lambda wildcards: slurm_resources(self.about(of, wildcards.fp)["resources"], small)[name])
 
-    def published(self, kind: str) -> Callable[[Any], Any]:
-        """Inputs of a publishing rule: links are made by the driver alone."""
+    def published(self, leaf: str) -> Callable[[Any], Any]:
+        """Inputs of the rule that publishes `outputs/<leaf>`: links are made by the driver alone."""
 
         def never(wildcards: Any) -> Any:
             raise UserError("links are made by the driver, never in a job")
@@ -84,11 +137,12 @@ class Jobs:
 class Driver(Jobs):
     """The process that plans: it reads every experiment file and knows the names."""
 
-    def __init__(self, workflow: Any, retry: bool):
-        self.workflow, self.retry = workflow, retry
-        self.registry = Registry.load()
+    def __init__(self, workflow: Any, options: Options):
+        self.workflow, self.options = workflow, options
+        self.registry = Registry.load(retry=options.retry_failed, allow_missing=options.allow_missing)
         self.all = plan.targets_of_all(self.registry)
         self.needs = plan.Needs()
+        self.targets: dict[str, Target] = {}
         _when_settled(workflow, lambda settings: or_leave(lambda: self._settle(settings)))
 
     def _settle(self, settings: Any) -> None:
@@ -97,61 +151,84 @@ class Driver(Jobs):
         whole = not asked or "all" in asked
         rules = {rule.name for rule in self.workflow.rules}
         paths = [path for path in asked if path not in rules and not path.startswith(f"{store.STORE}/")]
-        self.needs = plan.needs(
-            self.registry, [*(self.all if whole else []), *paths], everything=whole, retry=self.retry
-        )
+        self.needs = plan.needs(self.registry, [*(self.all if whole else []), *paths], everything=whole)
+        self.targets = {target.path: target for target in self.needs.targets}
         if whole:
-            self.all[:] = [target.path for target in self.needs.targets]
-        plan.say(self.needs)
+            self.all[:] = list(self.targets)
+        for line in plan.notes(self.needs):
+            print(line, file=sys.stderr)
+        self._ask()
+        if self.options.budget_gpu_hours is not None:
+            explain.check_budget(explain.document(self.registry, self.needs), self.options.budget_gpu_hours)
         self._count_gpus()
         settings.forcerun = {*settings.forcerun, *(path.as_posix() for path in self.needs.stale)}
+
+    def _ask(self) -> None:
+        """Where nothing but a default in the code has changed, the user says what is to be done, before it is done."""
+        if self.options.defaults == "new":
+            return
+        lines = [question for _, question in explain.questions(self.registry, self.needs)]
+        if lines and not self.workflow.output_settings.dryrun:
+            raise UserError("\n".join(lines))
+        for line in lines:
+            print(f"asks: {line}", file=sys.stderr)
 
     def about(self, stage: str, fingerprint: str) -> dict[str, Any]:
         work = self.registry.works.get((stage, fingerprint))
         if work is None:  # an older identity, asked for by its path in the store
             return super().about(stage, fingerprint)
-        return {"parents": work.parents, "resources": work.resources}
+        return {"parents": work.parents, "resources": work.resources, "config": work.config}
 
-    def inputs(self, made: Artefact, parents: list[Artefact]) -> list[str]:
+    def inputs(self, made: Artefact, parents: Callable[[], Iterable[Artefact]]) -> list[str]:
         """What is there and whole waits for nothing: identity is in the path, no time stamp of a parent ever counts."""
         if made not in self.needs.missing and made.manifest_path.is_file():
             return []
-        return [self.needs.source(parent).as_posix() for parent in parents]
+        return [self.needs.source(parent).as_posix() for parent in parents()]
 
-    def published(self, kind: str) -> Callable[[Any], Any]:
+    def published(self, leaf: str) -> Callable[[Any], Any]:
         """Input function of a publishing rule: the manifest of the artefact that its link stands for."""
 
         def inputs(wildcards: Any) -> list[str]:
-            target = _target(kind, wildcards)
+            target = self._target(leaf, wildcards)
             link, artefact = Path(target.path), self.registry.artefact(target)
-            if artefact.manifest_path.is_file() and publish.points(link, artefact.path):
+            if artefact.manifest_path.is_file() and publish.points(link, self.registry.place(target)):
                 return []
             return [self.needs.source(artefact).as_posix()]
 
-        return inputs
+        return of_wildcards(inputs)
 
-    def link(self, kind: str) -> Callable[[Any], str]:
+    def link(self, leaf: str) -> Callable[[Any], str]:
         """Parameter of a publishing rule: `<link> <destination>` as hex digits."""
 
         def arguments(wildcards: Any) -> str:
-            target = _target(kind, wildcards)
-            artefact = self.registry.artefact(target)
-            return f"{publish.encode(target.path)} {publish.encode(artefact.path.as_posix())}"
+            target = self._target(leaf, wildcards)
+            return f"{publish.encode(target.path)} {publish.encode(self.registry.place(target).as_posix())}"
 
-        return arguments
+        return of_wildcards(arguments)
+
+    def _target(self, leaf: str, wildcards: Any) -> Target:
+        path = f"{OUTPUTS}/" + leaf.format(**dict(wildcards.items()))
+        return self.targets.get(path) or self.registry.target(path)
 
     def start(self) -> None:
         """Before the first job, never in a dry run: write the specifications, show where the work can be followed."""
-        moment = {"planned_at": _now(), "code": code_state()}
+        state, difference = code_state()
+        moment = {"planned_at": _now(), "code": state}
+        if (
+            difference
+            and len(difference) <= LARGEST_DIFF
+            and not (kept := card.DIFFS / f"{state['dirty']}.diff").is_file()
+        ):
+            write_bytes(kept, difference)
         for job in self.workflow.dag.needrun_jobs():
             stage = RULES.get(job.rule.name)
             work = stage and self.registry.works.get((stage, job.wildcards.fp))
             if work:
                 store.write_spec(self.registry.spec(work, sorted(self.needs.steps.get(work.fingerprint, ())), moment))
-                if self.retry and stage == "train":
+                if self.options.retry_failed and stage == "train":
                     failure.forgive(work.artefact("checkpoint", 0).folder)
         self.registry.cache.save()
-        for name in dict.fromkeys(target.run for target in self.needs.targets):
+        for name in dict.fromkeys(target.run for target in self.needs.targets if target.kind != "grid"):
             work = self.registry.work(name)
             if work.stage == "train":
                 folder = work.artefact("checkpoint", 0).folder
@@ -159,11 +236,25 @@ class Driver(Jobs):
                     (folder / leaf).mkdir(parents=True, exist_ok=True)
                     publish.publish(Path(OUTPUTS) / name / leaf, folder / leaf)
 
-    def resource(self, stage: str, name: str) -> Callable[[Any], Any]:
-        """On a cluster no job takes GPUs of this machine."""
-        if name != "local_gpus":
-            return super().resource(stage, name)
-        return lambda wildcards: self.about(stage, wildcards.fp)["resources"]["gpus"] if self.workflow.local_exec else 0
+    def threads(self, stage: str) -> Any:
+        """The number itself where all jobs of the stage take the same: thousands of calls less."""
+        found = {resources["threads"] for resources in self._resources(stage)}
+        return found.pop() if len(found) == 1 else super().threads(stage)
+
+    def resource(self, stage: str, name: str) -> Any:
+        """On a cluster no job takes GPUs of this machine. What all jobs of the stage share stands for itself."""
+        of, small = ("train", True) if stage == "export" else (stage, False)
+        found = {slurm_resources(wanted, small)[name] for wanted in self._resources(of)}
+        if name == "local_gpus" and found != {0}:
+            gpus = lambda wildcards: self.about(stage, wildcards.fp)["resources"]["gpus"]  # noqa: E731
+            return of_wildcards(lambda wildcards: gpus(wildcards) if self.workflow.local_exec else 0)
+        return found.pop() if len(found) == 1 else super().resource(stage, name)
+
+    def _resources(self, stage: str) -> list[dict[str, Any]]:
+        """What the jobs of a stage take, of all that the project declares."""
+        if stage == "eval":
+            return self.registry.evaluation_resources()
+        return [work.resources for work in self.registry.works.values() if work.stage == stage]
 
     def _count_gpus(self) -> None:
         """On this machine jobs share its GPUs, unless the user gave `--resources local_gpus=N`. A job that wants more
@@ -172,6 +263,12 @@ class Driver(Jobs):
         if there and "local_gpus" not in self.workflow.global_resources:
             wanted = [work.resources["gpus"] for work in self.registry.works.values()]
             self.workflow.register_resource("local_gpus", max(there, *wanted))
+
+
+def of_wildcards(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of a rule's wildcards that says so: Snakemake asks for a signature at each of its calls."""
+    function.__signature__ = WILDCARDS  # type: ignore[attr-defined]
+    return function
 
 
 def slurm_resources(wanted: dict[str, Any], small: bool = False) -> dict[str, Any]:
@@ -199,8 +296,11 @@ def slurm_resources(wanted: dict[str, Any], small: bool = False) -> dict[str, An
     }
 
 
-def code_state() -> dict[str, Any]:
-    """`{commit, dirty}` of the project: the commit, and a hash over what differs from it (None: nothing, or no git)."""
+def code_state() -> tuple[dict[str, Any], bytes | None]:
+    """`({commit, dirty}, difference)` of the project.
+
+    `dirty` is a hash over what differs from the commit (None: nothing, or no git), `difference` what that is.
+    """
 
     def git(*arguments: str) -> bytes | None:
         try:
@@ -210,15 +310,8 @@ def code_state() -> dict[str, Any]:
         return done.stdout if done.returncode == 0 else None
 
     commit, difference = git("rev-parse", "HEAD"), git("diff", "HEAD")
-    return {
-        "commit": commit.decode().strip() if commit else None,
-        "dirty": hash_bytes(difference)[:16] if difference else None,
-    }
-
-
-def _target(kind: str, wildcards: Any) -> Target:
-    step = int(wildcards.n) if hasattr(wildcards, "n") else None
-    return Target(wildcards.run, kind, step, getattr(wildcards, "suite", None))
+    dirty = hash_bytes(difference)[:16] if difference else None
+    return {"commit": commit.decode().strip() if commit else None, "dirty": dirty}, difference
 
 
 def _when_settled(workflow: Any, then: Callable[[Any], None]) -> None:

@@ -19,6 +19,10 @@ def main() -> int | None:
     if stage == "publish":
         link, to = (Path(publish.decode(text)) for text in arguments)
         publish.publish(link, to)
+        from rlmake.build import card
+
+        if (artefact := card.locate(to)) is not None:
+            card.publish(artefact)
     else:
         from rlmake.cli.stages import STAGES
         from rlmake.core import log

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import store
+from rlmake.build import explain, store
+from rlmake.build import plan as build_plan
 from rlmake.build.names import OUTPUTS
+from rlmake.build.registry import Registry
+from rlmake.build.workflow import amount
 from rlmake.cli.tail import VERBS as TAIL
 from rlmake.core.errors import UserError
 from rlmake.export.cli import VERBS as EXPORT
 from rlmake.report.overview import VERBS as OVERVIEW
 from rlmake.report.summary import VERBS as SUMMARY
 
-ORDER = ("data", "model", "train", "export", "evaluate", "report")
+SHOWN_LINKS = 12
 
 
 def _arguments(verb: Callable, argv: list[str], *flags: str, targets: str = "*") -> argparse.Namespace:
@@ -24,32 +27,37 @@ def _arguments(verb: Callable, argv: list[str], *flags: str, targets: str = "*")
         parser.add_argument("--json", action="store_true", help="print one JSON document")
     if "--retry-failed" in flags:
         parser.add_argument("--retry-failed", action="store_true", help="plan runs that failed for good once more")
-    return parser.parse_args(argv)
+    if "--allow-missing" in flags:
+        parser.add_argument(
+            "--allow-missing", action="store_true", help="reports of grids do without what is not there"
+        )
+    if "--budget-gpu-hours" in flags:
+        parser.add_argument("--budget-gpu-hours", metavar="N", help="exit code 3 when the plan is known to need more")
+    args = parser.parse_args(argv)
+    if getattr(args, "budget_gpu_hours", None) is not None:
+        args.budget_gpu_hours = amount(args.budget_gpu_hours, "--budget-gpu-hours")
+    return args
 
 
 def plan(argv: list[str]) -> int:
-    """What a build would run, why, and what it reuses; the list is Snakemake's own."""
-    args = _arguments(plan, argv, "--json", "--retry-failed")
-    document = _planned(args.targets, args.retry_failed)
+    """What a build would run, why, and what it reuses; the same list as Snakemake's."""
+    args = _arguments(plan, argv, "--json", "--retry-failed", "--allow-missing", "--budget-gpu-hours")
+    document, stale = _planned(args)
     if args.json:
         print(json.dumps(document, indent=1, ensure_ascii=False))
-        return 0
-    for row in document["jobs"]:
-        if not row["rule"].startswith("publish"):
-            print(f"{row['rule']:<9} {row['target']}: {_because(row)}")
-    links = [row["target"] for row in document["jobs"] if row["rule"].startswith("publish")]
-    if links:
-        print(f"publish   {', '.join(links)}")
-    totals = document["totals"]
-    print(f"{totals['jobs']} jobs" if totals["jobs"] else "nothing to be done", end="")
-    print(f", {totals['reused']} of what is asked for is there already" if totals["reused"] else "")
+    else:
+        for line in stale:
+            print(line)
+        _print(document)
+    if args.budget_gpu_hours is not None:
+        explain.check_budget(document, args.budget_gpu_hours)
     return 0
 
 
 def why(argv: list[str]) -> int:
     """Why a target would be built: each job with the differences against the last build under its name."""
-    args = _arguments(why, argv, "--retry-failed", targets="+")
-    document = _planned(args.targets, args.retry_failed)
+    args = _arguments(why, argv, "--retry-failed", "--allow-missing", targets="+")
+    document, _ = _planned(args)
     if not document["jobs"]:
         print("nothing to be done: it is there, whole, and nothing that it rests on has changed")
     for row in document["jobs"]:
@@ -61,8 +69,6 @@ def why(argv: list[str]) -> int:
 
 def ls(argv: list[str]) -> int:
     """Runs with what is published of them: name, kind, last step, state of each link."""
-    from rlmake.build.registry import Registry
-
     parser = argparse.ArgumentParser(prog="rlmake ls", description=ls.__doc__)
     parser.parse_args(argv)
     registry = Registry.load()
@@ -75,8 +81,6 @@ def ls(argv: list[str]) -> int:
 
 def verify(argv: list[str]) -> int:
     """Hash every file of the targets (default: of all that is stored) again; what is damaged is made stale."""
-    from rlmake.build.registry import Registry
-
     args = _arguments(verify, argv)
     registry = Registry.load() if args.targets else None
     wanted = [registry.artefact(registry.target(path)) for path in args.targets] if registry else list(store.stored())
@@ -106,35 +110,73 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _planned(targets: list[str], retry_failed: bool) -> dict[str, Any]:
-    from rlmake.build.dryrun import dry_run
-    from rlmake.build.explain import explain
+def _planned(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """`(the plan, lines about what is damaged, failed or to be asked)`."""
+    if not Path("Snakefile").is_file():
+        raise UserError("no Snakefile here; run this in the project's root")
+    registry = Registry.load(retry=args.retry_failed, allow_missing=args.allow_missing)
+    whole = not args.targets or "all" in args.targets
+    asked = [*(build_plan.targets_of_all(registry) if whole else []), *(t for t in args.targets if t != "all")]
+    needs = build_plan.needs(registry, asked, everything=whole)
+    asks = [question for _, question in explain.questions(registry, needs)]
+    lines = [*build_plan.notes(needs), *(f"asks: {line}" for line in asks)]
+    return explain.document(registry, needs) | {"asks": asks}, lines
 
-    jobs, driver = dry_run(targets, retry_failed=retry_failed)
-    rows = [explain(job, driver) for job in jobs]
-    rows.sort(key=lambda row: ORDER.index(row["rule"]) if row["rule"] in ORDER else len(ORDER))
-    known = [row["gpu_hours"] for row in rows]
-    return {
-        "jobs": rows,
-        "failed": [{"run": run, "why": text} for run, text in driver.needs.failed.items()],
-        "totals": {
-            "jobs": len(rows),
-            "gpu_hours": None if None in known else sum(known),
-            "reused": len({link for link, artefact in driver.needs.links.items() if artefact in driver.needs.whole}),
-        },
-    }
+
+def _print(document: dict[str, Any]) -> None:
+    for row in document["jobs"]:
+        if not row["rule"].startswith("publish"):
+            print(f"{row['rule']:<9} {row['target']}: {_because(row)}{_reused(row)}{_cost(row)}")
+    links = [row["target"] for row in document["jobs"] if row["rule"].startswith("publish")]
+    if links:
+        shown = (
+            links
+            if len(links) <= SHOWN_LINKS
+            else [*links[: SHOWN_LINKS - 1], f"and {len(links) - SHOWN_LINKS + 1} more"]
+        )
+        print(f"publish   {', '.join(shown)}")
+    for record in document["accepted"]:
+        print(f"accepted  {record['run']}: {'; '.join(record['changes'])}; reason: {record['reason']}")
+    totals = document["totals"]
+    if not totals["jobs"]:
+        print("nothing to be done", end="")
+    else:
+        print(f"{totals['jobs']} jobs, {totals['gpu_hours']:.4g} GPU-hours, {_hours(totals['hours'])}", end="")
+        print(f", {totals['unknown']} of unknown cost" if totals["unknown"] else "", end="")
+    if totals["reused"]:
+        print(f"; {totals['reused']} of what is asked for is there already", end="")
+    free = totals["free"]
+    if free["hours"]:
+        print(f"; reused for free: {free['gpu_hours']:.4g} GPU-hours, {_hours(free['hours'])}", end="")
+    print()
+
+
+def _reused(row: dict[str, Any]) -> str:
+    found = [one for one in row["reuses"] if one.startswith(("resumes", "step"))]
+    return f"; {'; '.join(found)}" if found else ""
+
+
+def _cost(row: dict[str, Any]) -> str:
+    if row["rule"] not in ("train", "evaluate"):
+        return ""
+    if row["hours"] is None:
+        return " [cost unknown]"
+    gpus = f"{row['gpus']} GPUs × " if row["gpus"] else ""
+    return f" [{gpus}{_hours(row['hours'])}: {row['rate']}]"
+
+
+def _hours(hours: float) -> str:
+    seconds = hours * 3600
+    return f"{seconds:.3g} s" if seconds < 60 else f"{seconds / 60:.3g} min" if hours < 1 else f"{hours:.3g} h"
 
 
 def _because(row: dict[str, Any]) -> str:
-    from rlmake.build.explain import Change
-
     if not row["changes"]:
         return row["reason"]
-    return "; ".join(str(Change(**change)) for change in row["changes"])
+    return "; ".join(str(explain.Change(**change)) for change in row["changes"])
 
 
 def _state(registry: Any, name: str) -> str:
-    from rlmake.build import plan as build_plan
     from rlmake.build import publish
 
     found = []

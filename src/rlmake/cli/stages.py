@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import failure, store
+from rlmake.build import card, failure, store
 from rlmake.build.lease import Lease, acquire
+from rlmake.build.registry import has_lora
 from rlmake.build.store import Artefact
-from rlmake.core.errors import RunFailed, UserError
-from rlmake.core.jsonio import list_files
+from rlmake.core.errors import RunFailed, UserError, nearest
+from rlmake.core.jsonio import list_files, read_json
 
 
 def make_data(fingerprint: str) -> None:
@@ -65,6 +66,8 @@ def train(fingerprint: str, step: str) -> None:
     if noted := failure.read(folder):
         raise RunFailed(f"{_name(spec)} {failure.describe(noted)}; it is not tried again until it is changed")
     with _held(folder, lambda: all(store.finished(one) for one in wanted)) as lease:
+        if lease is not None:
+            _spent(folder, lease.inherited)
         for artefact in wanted:
             if lease is None or store.finished(artefact):
                 store.declare(artefact)
@@ -79,19 +82,37 @@ def train(fingerprint: str, step: str) -> None:
             store.finish(artefact, _manifest(artefact, spec, files, started, seconds, facts))
 
 
-def export(fingerprint: str, step: str) -> None:
-    """The checkpoint of `step` as bf16 weights."""
+def export(fingerprint: str, step: str, kind: str) -> None:
+    """The checkpoint of `step` as bf16 weights (of a LoRA run: merged), blockwise FP8, or the adapter of a LoRA run."""
     spec = store.read_spec("train", fingerprint)
-    artefact = Artefact("train", fingerprint, "weights", int(step))
-    checkpoint = Artefact("train", fingerprint, "checkpoint", int(step))
+    artefact = Artefact("train", fingerprint, kind, int(step))
+    lora = has_lora(spec["config"])
+    source = store.exported_from(artefact, lora)
 
     def work(lease: Lease) -> dict[str, Any]:
-        from rlmake.export import bf16
-
-        facts = bf16.export(checkpoint.path, artefact.path)
+        facts = exporter(kind, lora)(source.path, artefact.path)
         return {key: value for key, value in facts.items() if key != "files"}
 
     _once(artefact, spec, work, lease_in=artefact.path.parent)
+
+
+def exporter(kind: str, lora: bool) -> Callable[[Path, Path], dict[str, Any]]:
+    """The worker `(source, out) → facts` that makes an export of this kind."""
+    if kind == "adapter":
+        from rlmake.export import adapter
+
+        return adapter.export
+    if kind == "weights-FP8":
+        from rlmake.export import fp8
+
+        return fp8.quantize if lora else fp8.export
+    if lora:
+        from rlmake.export import merge
+
+        return merge.export
+    from rlmake.export import bf16
+
+    return bf16.export
 
 
 def evaluate(fingerprint: str) -> None:
@@ -158,6 +179,84 @@ def report(fingerprint: str) -> None:
     _once(artefact, spec, work, only=("report.html",))
 
 
+def grid(fingerprint: str) -> None:
+    """The page of a grid, and its numbers as CSV and JSON."""
+    spec = store.read_spec("grid", fingerprint)
+    artefact = Artefact("grid", fingerprint, "grid")
+
+    def work(lease: Lease) -> dict[str, Any]:
+        from rlmake.report import grid_page
+        from rlmake.report.grid import CellFacts, GridFacts
+
+        cells = []
+        for cell in spec["cells"]:
+            last = Artefact("train", cell["train"], "checkpoint", cell["step"])
+            evals = [
+                {"suite": e["suite"], "report": Artefact("eval", e["fingerprint"], "eval").path / "report.json"}
+                for e in cell["evals"]
+            ]
+            cells.append(
+                CellFacts(
+                    name=cell["name"],
+                    run=cell["run"],
+                    values=cell["values"],
+                    texts=cell["texts"],
+                    baseline=cell["baseline"],
+                    fingerprint=cell["train"],
+                    step=cell["step"],
+                    run_dir=last.folder,
+                    manifest=last.done_path,
+                    evals=evals,
+                    lost=spec["lost"].get(cell["name"]),
+                )
+            )
+        return grid_page.make(artefact.folder, GridFacts(spec["grid"], spec["trains"], cells))
+
+    _once(artefact, spec, work, only=("report.html", "results.csv", "results.json"))
+
+
+def best(fingerprint: str) -> None:
+    """The weights of the checkpoint that its evaluation says is the best: links to the same files, and the choice."""
+    spec = store.read_spec("best", fingerprint)
+    artefact = Artefact("best", fingerprint, "weights")
+
+    def work(lease: Lease) -> dict[str, Any]:
+        values = {}
+        for entry in spec["evals"]:
+            report = read_json(Artefact("eval", entry["fingerprint"], "eval").path / "report.json")
+            values[entry["step"]] = metric_of(report, spec["semantic"])
+        sign = 1 if spec["semantic"]["goal"] == "max" else -1
+        step = max(values, key=lambda step: (sign * values[step], -step))
+        source = Artefact("train", spec["train"], "weights", step)
+        with _replaced(artefact.path, lease) as out:
+            for path in sorted(source.path.rglob("*")):
+                if path.is_file() and path.name not in card.NAMES:
+                    (out / path.relative_to(source.path)).parent.mkdir(parents=True, exist_ok=True)
+                    os.link(path, out / path.relative_to(source.path))
+        return {"step": step, "values": values, **spec["semantic"]}
+
+    _once(artefact, spec, work)
+
+
+def metric_of(report: dict[str, Any], wanted: dict[str, Any]) -> float:
+    """The number of an evaluation by which checkpoints are compared."""
+    envs = report["envs"]
+    if wanted["env"] is not None and wanted["env"] not in envs:
+        hint = nearest(wanted["env"], envs)
+        raise UserError(f"experiment.best.env: suite {wanted['suite']} has no environment '{wanted['env']}'{hint}")
+    found = []
+    for name, env in envs.items():
+        if wanted["env"] in (None, name):
+            value = env["reward"]["mean"] if wanted["metric"] == "reward" else env.get(wanted["metric"])
+            value = value.get("mean") if isinstance(value, dict) else value
+            if not isinstance(value, int | float):
+                numbers = ["reward", *(key for key in env if key.startswith(("avg@", "pass@", "pass^", "truncated")))]
+                hint = f"{nearest(wanted['metric'], numbers)}; there are {', '.join(numbers)}"
+                raise UserError(f"experiment.best.metric: {name} has no number '{wanted['metric']}'{hint}")
+            found.append(float(value))
+    return sum(found) / len(found)
+
+
 STAGES: dict[str, Callable[..., None]] = {
     "data": make_data,
     "model": make_model,
@@ -165,6 +264,8 @@ STAGES: dict[str, Callable[..., None]] = {
     "export": export,
     "eval": evaluate,
     "report": report,
+    "grid": grid,
+    "best": best,
 }
 
 

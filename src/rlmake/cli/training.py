@@ -9,7 +9,7 @@ from typing import Any
 from loguru import logger
 
 from rlmake import checkpoint
-from rlmake.build import failure, store
+from rlmake.build import card, failure, store
 from rlmake.build.store import Artefact
 from rlmake.config import RLConfig, SFTConfig, parse
 from rlmake.config.shared import OrchestratorCkptConfig, TrainerCkptConfig
@@ -52,7 +52,7 @@ def to_step(
 def checkpoint_files(folder: Path) -> list[dict[str, Any]]:
     """`[{path, size, blake3}]` of a complete checkpoint; the hashes of its halves are those of its own record."""
     rows = [{key: entry[key] for key in ("path", "size", "blake3")} for entry in checkpoint.read(folder)["files"]]
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name not in card.NAMES):
         rows.append({"path": path.name, "size": path.stat().st_size, "blake3": hash_file(path)})
     return sorted(rows, key=lambda row: row["path"])
 

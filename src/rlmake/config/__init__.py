@@ -12,7 +12,7 @@ _HOME = {
     "data": ("DataConfig",),
     "env_server": ("EnvServerConfig",),
     "eval": ("EvalConfig",),
-    "experiment": ("ExperimentTable", "GridTable", "load_experiment"),
+    "experiment": ("BestTable", "ExperimentTable", "GridTable", "load_experiment"),
     "fields": ("Config", "classify", "dump", "semantic_part"),
     "import_": ("ImportConfig",),
     "inference": ("InferenceConfig",),

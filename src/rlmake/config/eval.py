@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import AliasChoices, model_validator
 
 from rlmake.config.deployment import EvalDeployment
-from rlmake.config.fields import Config, FieldClass, dump, group, plain_copy, runtime, semantic
+from rlmake.config.fields import Config, FieldClass, dump, group, runtime, semantic
 from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
 from rlmake.config.refused import Refused
@@ -25,7 +25,7 @@ from rlmake.config.shared import (
     default_output_dir,
 )
 from rlmake.config.sources import EvalSource, SelectConfig, inherit, name_faults
-from rlmake.config.spread import Spreader, as_int, get, is_null, put_device, put_server
+from rlmake.config.spread import SharingConfig, Spreader, as_int, get, is_null, put_device, put_server
 
 
 class EvalConcurrencyConfig(ConcurrencyConfig):
@@ -64,7 +64,7 @@ class EvalResumeConfig(Config):
         return self
 
 
-class EvalConfig(Config):
+class EvalConfig(SharingConfig):
     """An evaluation (`eval`)."""
 
     entry: ClassVar[str | None] = "eval"
@@ -99,16 +99,6 @@ class EvalConfig(Config):
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
     slurm: SlurmConfig | None = runtime(None, "Submit to SLURM.")
     env_vars: EnvVars = runtime(dict, "Environment variables of all processes.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spread(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        data = plain_copy(data)
-        if faults := cls.spread(data).faults:
-            raise Refused([(fault.key or "", fault.message) for fault in faults])
-        return data
 
     @classmethod
     def spread(cls, data: dict[str, Any]) -> Spreader:

@@ -69,6 +69,15 @@ def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:
         out[key.replace("-", "_")] = value
 
 
+class BestTable(Config):
+    """Which checkpoint `exports/best/weights` stands for."""
+
+    suite: str = runtime(..., "Suite (file under experiments/evals/) by which every checkpoint is evaluated.")
+    metric: str = runtime("reward", "Number of the evaluation: reward (its mean), or avg@k, pass@k, pass^k, truncated.")
+    env: str | None = runtime(None, "Environment of the suite; absent: the mean over all of them.")
+    goal: Literal["max", "min"] = runtime("max", "Whether more is better. Of equal checkpoints the earliest is taken.")
+
+
 class ExperimentTable(Config):
     """What the build reads of an experiment file; never inherited, never seen by the entry point."""
 
@@ -76,6 +85,10 @@ class ExperimentTable(Config):
     extends: list[str] = runtime(list, "Files composed below this one, relative to it.")
     evals: list[str] = runtime(list, "Suites (files under experiments/evals/) to build for this run.")
     manual: bool = runtime(False, "Validated and planned, but not part of `all`.")
+    best: BestTable | None = runtime(None, "What makes a checkpoint the best.")
+    seconds_per_step: float | None = runtime(
+        None, "Stated speed of a training, for the plan's estimate while nothing like it has been measured.", gt=0
+    )
     grid: GridTable | None = runtime(None, "One run per cell.")
 
     @model_validator(mode="before")
@@ -94,6 +107,9 @@ class ExperimentTable(Config):
             faults.append(("evals", f"a file of kind {self.kind or '(none)'} has no model to evaluate"))
         if self.grid is not None and self.kind is None:
             faults.append(("grid", "needs a kind"))
+        for key in ("best", "seconds_per_step"):
+            if getattr(self, key) is not None and self.kind not in ("sft", "rl"):
+                faults.append((key, f"a file of kind {self.kind or '(none)'} trains nothing"))
         if faults:
             raise Refused(faults)
         return self

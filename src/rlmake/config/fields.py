@@ -171,20 +171,29 @@ def semantic_part(config: Config, *, with_horizon: bool = False) -> dict[str, An
     return _select(config, wanted, _overrides(config)) or {}
 
 
+PLAIN = (str, int, float, bool, type(None))
+
+
 @functools.cache
 def _marks(cls: type[BaseModel]) -> tuple[tuple[str, FieldClass | None, bool], ...]:
     """`(field, declared class, shared)` of a table's own fields."""
     return tuple((name, field_class(info), is_shared(info)) for name, info in cls.model_fields.items())
 
 
+@functools.cache
+def _inner(cls: type[BaseModel]) -> tuple[str, ...]:
+    """Fields of a table that may hold a table."""
+    return tuple(name for name, info in cls.model_fields.items() if tables(info.annotation))
+
+
 def _overrides(config: BaseModel, prefix: str = "") -> dict[str, str]:
     """All `reclassified` fields below `config`; an outer table's word counts over an inner one's."""
     found: dict[str, str] = {}
-    for name, _, _ in _marks(type(config)):
+    for name in _inner(type(config)):
         value = getattr(config, name)
         if isinstance(value, BaseModel):
             found |= _overrides(value, f"{prefix}{name}.")
-    if isinstance(config, Config):
+    if isinstance(config, Config) and type(config).reclassified is not Config.reclassified:
         found |= {f"{prefix}{key}": kind for key, kind in config.reclassified().items()}
     return found
 
@@ -192,12 +201,13 @@ def _overrides(config: BaseModel, prefix: str = "") -> dict[str, str]:
 def _select(config: BaseModel, wanted: set[str], overrides: dict[str, str], prefix: str = "") -> dict[str, Any] | None:
     out: dict[str, Any] = {}
     for name, declared, shared in _marks(type(config)):
+        if shared:
+            continue
         key, value = f"{prefix}{name}", getattr(config, name)
         kind = overrides.get(key) or declared
-        counted = kind is None or kind in wanted or (isinstance(value, BaseModel) and _below(key, wanted, overrides))
-        if shared or not counted:
+        if not (kind is None or kind in wanted or (isinstance(value, BaseModel) and _below(key, wanted, overrides))):
             continue
-        picked = _pick(value, wanted, overrides, f"{key}.")
+        picked = value if isinstance(value, PLAIN) else _pick(value, wanted, overrides, f"{key}.")
         if picked is not None or kind is not None:
             out[name] = picked
     return out or None

@@ -14,6 +14,7 @@ from rlmake.config.experiment import check_direct
 from rlmake.config.faults import of_validation, placed
 from rlmake.config.fields import Config, dump, element_tables, plain_copy, tables
 from rlmake.config.layers import COMMAND_LINE, Composed, load_layer, nest, overlay
+from rlmake.config.spread import SPREAD, SharingConfig
 from rlmake.core.errors import ConfigError, Fault
 from rlmake.core.jsonio import read_json
 
@@ -26,12 +27,13 @@ def parse(cls: type[C], raw: dict[str, Any], file: Path | str | None = None) -> 
     data = plain_copy(dict(raw))
     faults = unbuilt.faults(cls.entry, data)
     filled: dict[str, str] = {}
-    if hasattr(cls, "spread"):
+    context = None
+    if issubclass(cls, SharingConfig):
         spreader = cls.spread(data)
-        faults, filled = faults + spreader.faults, spreader.filled
+        faults, filled, context = faults + spreader.faults, spreader.filled, SPREAD
     config = None
     try:
-        config = cls.model_validate(plain_copy(data))
+        config = cls.model_validate(plain_copy(data), context=context)
     except ValidationError as error:
         refused = tuple(fault.key for fault in faults)
         for fault in of_validation(error, cls, data):

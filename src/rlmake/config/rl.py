@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from rlmake.config.deployment import Deployment, SingleNode, world_fields
-from rlmake.config.fields import Config, FieldClass, group, horizon, plain_copy, runtime, semantic
+from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
 from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
 from rlmake.config.orchestrator import OrchestratorConfig
@@ -26,7 +26,17 @@ from rlmake.config.shared import (
     check_env_vars,
     default_output_dir,
 )
-from rlmake.config.spread import ABSENT, Spreader, as_int, get, is_null, put_adapter, put_device, put_server
+from rlmake.config.spread import (
+    ABSENT,
+    SharingConfig,
+    Spreader,
+    as_int,
+    get,
+    is_null,
+    put_adapter,
+    put_device,
+    put_server,
+)
 from rlmake.config.trainer import TrainerConfig
 from rlmake.config.unbuilt import is_built
 
@@ -37,7 +47,7 @@ class SharedModelConfig(Config):
     name: str = semantic("Qwen/Qwen3-0.6B", "Hub id, directory, or target of the build.", shared=True)
 
 
-class RLConfig(Config):
+class RLConfig(SharingConfig):
     """An RL run (`rl`)."""
 
     entry: ClassVar[str | None] = "rl"
@@ -87,16 +97,6 @@ class RLConfig(Config):
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
     slurm: SlurmConfig | None = runtime(None, "Submit to SLURM.")
     env_vars: EnvVars = runtime(dict, "Environment variables of all components.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spread(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        data = plain_copy(data)
-        if faults := cls.spread(data).faults:
-            raise Refused([(fault.key or "", fault.message) for fault in faults])
-        return data
 
     @classmethod
     def spread(cls, data: dict[str, Any]) -> Spreader:

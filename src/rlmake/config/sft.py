@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rlmake.config.deployment import CpuThreads, SFTMultiNode, world_fields
-from rlmake.config.fields import Config, FieldClass, group, plain_copy, runtime, semantic
+from rlmake.config.fields import Config, FieldClass, group, runtime, semantic
 from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
 from rlmake.config.orchestrator import OnlineEvalConfig
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig, resolve_auto
 from rlmake.config.shared import HeartbeatConfig, RunConfig, SlurmConfig, WeightBroadcast, default_output_dir
-from rlmake.config.spread import Spreader, get, put_device
+from rlmake.config.spread import SharingConfig, Spreader, get, put_device
 from rlmake.config.trainer import CUT_OF_WORK, TrainerCommon
 
 
@@ -105,7 +105,7 @@ class SFTSingleNode(CpuThreads):
     num_train_ranks: int = runtime(1, "Processes of the trainer on the CPU (gloo).", ge=1)
 
 
-class SFTConfig(TrainerCommon):
+class SFTConfig(SharingConfig, TrainerCommon):
     """Supervised fine-tuning (`sft`)."""
 
     entry: ClassVar[str | None] = "sft"
@@ -126,16 +126,6 @@ class SFTConfig(TrainerCommon):
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
     heartbeat: HeartbeatConfig | None = runtime(None, "Call a URL while the process lives.")
     slurm: SlurmConfig | None = runtime(None, "Submit to SLURM.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spread(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        data = plain_copy(data)
-        if faults := cls.spread(data).faults:
-            raise Refused([(fault.key or "", fault.message) for fault in faults])
-        return data
 
     @classmethod
     def spread(cls, data: dict[str, Any]) -> Spreader:

@@ -6,10 +6,15 @@ equal is fine. All of this works on the raw dictionaries, so that every componen
 
 from typing import Any
 
+from pydantic import ValidationInfo, model_validator
+
+from rlmake.config.fields import Config, plain_copy
+from rlmake.config.refused import Refused
 from rlmake.config.trainer import LoRAConfig
 from rlmake.core.errors import Fault
 
 ABSENT = object()
+SPREAD = "spread"  # validation context of a raw configuration whose shared keys were spread already
 
 
 def get(data: Any, path: str, default: Any = ABSENT) -> Any:
@@ -98,6 +103,25 @@ class Spreader:
                 child = node[part] = {}
             node = child
         node[last] = value
+
+
+class SharingConfig(Config):
+    """A root with shared keys: they fill the tables of its components before anything is validated."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spread(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, dict) or info.context == SPREAD:
+            return data
+        data = plain_copy(data)
+        if faults := cls.spread(data).faults:
+            raise Refused([(fault.key or "", fault.message) for fault in faults])
+        return data
+
+    @classmethod
+    def spread(cls, data: dict[str, Any]) -> Spreader:
+        """Fill the raw tables of the components, in place."""
+        raise NotImplementedError
 
 
 def put_server(spreader: Spreader, client: str) -> None:

@@ -116,14 +116,16 @@ def faults(entry: str | None, data: Any, path: str = "") -> list[Fault]:
     found: list[Fault] = []
     if isinstance(data, list):
         for index, item in enumerate(data):
-            found += faults(entry, item, f"{path}{index}.")
+            if isinstance(item, dict | list):
+                found += faults(entry, item, f"{path}{index}.")
     if not isinstance(data, dict):
         return found
     for key, value in data.items():
-        full = f"{path}{key}"
-        hit = next((item for item in _matching(entry, full) if item.hits(value)), None) if key in _INDEX else None
-        if hit is not None:
-            found.append(Fault(hit.reason, full))
-        elif isinstance(value, dict | list) and value and key not in FREE:
-            found += faults(entry, value, f"{full}.")
+        if key in _INDEX:
+            hit = next((item for item in _matching(entry, f"{path}{key}") if item.hits(value)), None)
+            if hit is not None:
+                found.append(Fault(hit.reason, f"{path}{key}"))
+                continue
+        if value and isinstance(value, dict | list) and key not in FREE:
+            found += faults(entry, value, f"{path}{key}.")
     return found

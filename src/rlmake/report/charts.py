@@ -14,11 +14,13 @@ MAX_POINTS = 500
 
 @dataclass(frozen=True)
 class Line:
-    """A series `[(step, value)]` with its name; `cls` names its colour in the style sheet."""
+    """A series `[(step, value)]` with its name; `cls` names its colour in the style sheet. Lines of one `group` are
+    switched on and off together."""
 
     name: str
     points: Sequence[tuple[float, float]]
     cls: str = "after"
+    group: str | None = None
 
 
 def thin(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
@@ -52,13 +54,7 @@ def curve(title: str, lines: Sequence[Line], unit: str = "", note: str = "", noi
     yticks, xticks = nice_ticks(min(ys), max(ys)), _step_ticks(min(xs), max(xs))
     x_of = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     y_of = _scale(yticks[0], yticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = []
-    for value, label in zip(yticks, tick_labels(yticks), strict=True):
-        y = f"{y_of(value):.1f}"
-        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, cls="rule"))
-        parts.append(tag("text", label, x=LEFT - 6, y=f"{y_of(value) + 3.5:.1f}", cls="tick end"))
-    for value in xticks:
-        parts.append(tag("text", number(value), x=f"{x_of(value):.1f}", y=HEIGHT - 6, cls="tick middle"))
+    parts = _axes(xticks, yticks, x_of, y_of)
     for line in lines:
         long = noisy and len(line.points) > 40
         parts.append(_path(line.points, x_of, y_of, f"line {line.cls}{' faint' if long else ''}"))
@@ -96,6 +92,55 @@ def curve(title: str, lines: Sequence[Line], unit: str = "", note: str = "", noi
     legend = [tag("span", line.name, cls=f"key {line.cls}") for line in lines] if len(lines) > 1 else None
     foot = tag("p", legend, text(note) if note else None, cls="note") if legend or note else None
     return tag("figure", heading, svg, foot, cls="card chart")
+
+
+def overlay(title: str, lines: Sequence[Line], unit: str = "", note: str = "") -> Html:
+    """A card with many lines over steps, each read by pointing at it. Extremes beyond the bulk stay in the picture."""
+    lines = [Line(line.name, thin(line.points), line.cls, line.group) for line in lines]
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [y for line in lines for _, y in line.points]
+    yticks, xticks = nice_ticks(min(ys), max(ys)), _step_ticks(min(xs), max(xs))
+    x_of = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    y_of = _scale(yticks[0], yticks[-1], HEIGHT - BOTTOM, TOP)
+    parts = _axes(xticks, yticks, x_of, y_of)
+    for line in sorted(lines, key=lambda line: "faint" not in line.cls):
+        parts.append(_path(line.points, x_of, y_of, f"line {line.cls}", line.group))
+        if len(line.points) == 1:
+            (x, y), *_ = line.points
+            parts.append(tag("circle", cx=f"{x_of(x):.1f}", cy=f"{y_of(y):.1f}", r=2, cls=f"dot {line.cls}"))
+    data = [
+        {
+            "name": line.name,
+            "cls": line.cls,
+            "group": line.group,
+            "points": [[_short(x), _short(y), round(x_of(x), 1), round(y_of(y), 1)] for x, y in line.points],
+        }
+        for line in lines
+    ]
+    label = f"{title}: {len(lines)} lines from step {number(min(xs))} to {number(max(xs))}"
+    svg = tag(
+        "svg",
+        *parts,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_label=label,
+        data_lines=json.dumps(data),
+        cls="curve many",
+    )
+    heading = tag("figcaption", tag("span", title, cls="name"), tag("span", unit, cls="value"))
+    return tag("figure", heading, svg, tag("p", note, cls="note") if note else None, cls="card chart")
+
+
+def _axes(xticks: Sequence[float], yticks: list[float], x_of, y_of) -> list[Html]:
+    """Rules and labels of both axes."""
+    parts = []
+    for value, label in zip(yticks, tick_labels(yticks), strict=True):
+        y = f"{y_of(value):.1f}"
+        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, cls="rule"))
+        parts.append(tag("text", label, x=LEFT - 6, y=f"{y_of(value) + 3.5:.1f}", cls="tick end"))
+    for value in xticks:
+        parts.append(tag("text", number(value), x=f"{x_of(value):.1f}", y=HEIGHT - 6, cls="tick middle"))
+    return parts
 
 
 def intervals(rows: Sequence[tuple[str, float, Sequence[float] | None, str]], low: float, high: float) -> Html:
@@ -153,9 +198,9 @@ def _scale(low: float, high: float, start: float, end: float):
     return lambda value: start + (value - low) / span * (end - start)
 
 
-def _path(points: Sequence[tuple[float, float]], x_of, y_of, cls: str) -> Html:
+def _path(points: Sequence[tuple[float, float]], x_of, y_of, cls: str, group: str | None = None) -> Html:
     steps = " L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in points)
-    return tag("path", d=f"M{steps}", cls=cls)
+    return tag("path", d=f"M{steps}", cls=cls, data_group=group)
 
 
 def _short(value: float) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 STATIC = Path(__file__).parent / "static"
-VOID = {"br", "circle", "line", "meta", "path", "rect"}
+VOID = {"br", "circle", "input", "line", "meta", "path", "rect"}
 
 
 class Html(str):
@@ -24,7 +24,7 @@ def tag(name: str, *children: Any, **attributes: Any) -> Html:
         if value is not None
     )
     if name in VOID:
-        return Html(f"<{name}{spelled}>" if name in ("br", "meta") else f"<{name}{spelled}/>")
+        return Html(f"<{name}{spelled}>" if name in ("br", "input", "meta") else f"<{name}{spelled}/>")
     return Html(f"<{name}{spelled}>{join(children)}</{name}>")
 
 

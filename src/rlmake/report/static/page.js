@@ -1,4 +1,35 @@
 "use strict";
+// Variants of a grid are switched on and off in all charts at once.
+const hidden = new Set();
+for (const box of document.querySelectorAll(".switches input")) {
+  box.addEventListener("change", () => {
+    const group = box.dataset.group;
+    if (box.checked) hidden.delete(group); else hidden.add(group);
+    for (const path of document.querySelectorAll(`svg.curve [data-group="${group}"]`)) {
+      path.style.display = box.checked ? "" : "none";
+    }
+  });
+}
+// A click on the head of a column sorts by it, the next click the other way round; cells without a value stay last.
+for (const table of document.querySelectorAll("table.sortable")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => head.querySelector("button")?.addEventListener("click", () => {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const key = (row) => row.cells[column].dataset.value ?? (row.cells[column].textContent.trim() || undefined);
+    const compare = (a, b) => {
+      const [x, y] = [key(a), key(b)];
+      if (x === undefined || y === undefined || x === "–" || y === "–") {
+        return (x === undefined || x === "–") - (y === undefined || y === "–");
+      }
+      const order = isNaN(x) || isNaN(y) ? x.localeCompare(y, undefined, { numeric: true }) : x - y;
+      return down ? -order : order;
+    };
+    const body = table.tBodies[0];
+    body.append(...[...body.rows].sort(compare));
+  }));
+}
 // Curves answer to the pointer: a line at the nearest step, and what each series is there.
 for (const svg of document.querySelectorAll("svg.curve")) {
   const lines = JSON.parse(svg.dataset.lines);
@@ -14,7 +45,12 @@ for (const svg of document.querySelectorAll("svg.curve")) {
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * width;
-    const hits = lines.map((line) => [line, nearest(line.points, x)]);
+    const y = ((event.clientY - box.top) / box.height) * height;
+    let hits = lines.filter((line) => !hidden.has(line.group)).map((line) => [line, nearest(line.points, x)]);
+    if (svg.classList.contains("many")) {  // too many to list: the one that is pointed at
+      hits = hits.sort((a, b) => Math.abs(a[1][3] - y) - Math.abs(b[1][3] - y)).slice(0, 1);
+    }
+    if (!hits.length) return leave();
     const at = hits[0][1];
     for (const end of ["x1", "x2"]) cursor.setAttribute(end, at[2]);
     cursor.setAttribute("y1", 8);

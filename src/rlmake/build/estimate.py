@@ -1,0 +1,154 @@
+"""What planned jobs will take, from the measured speed of earlier builds. What is not known is said, not guessed.
+
+A training's seconds per step are taken from, in this order: its own earlier steps; the latest trainings in the store
+that are alike in everything that sets the cost (kind, GPUs, and all semantic settings but optimizer, schedule, loss,
+algorithm and seed, on a model of the same origin); `experiment.seconds_per_step`. Evaluations and exports: the same
+suite, the same format, on a model of the same origin.
+"""
+
+import functools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rlmake.build import plan, store
+from rlmake.build.experiments import Run
+from rlmake.build.fingerprint import leaves
+from rlmake.build.registry import Registry
+from rlmake.build.store import Artefact
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import canonical, hash_bytes, read_json
+
+# Settings that change the result and not the work of a step.
+FREE = re.compile(r"(.*\.)?(optim|scheduler|loss|algo|seed|max_off_policy_steps|deterministic)(\..*)?")
+LATEST = 5  # of earlier builds that are alike so many count, by their median
+
+
+class Estimates:
+    """Speeds of what is in the store, read when first asked for."""
+
+    def __init__(self, registry: Registry):
+        self.registry = registry
+
+    def of(self, artefact: Artefact, gpus: int) -> dict[str, Any]:
+        """`{gpu_hours, hours, rate}` of making an artefact; see `explain.document`."""
+        seconds, rate = self._train(artefact) if artefact.kind == "checkpoint" else self._other(artefact)
+        hours = None if seconds is None else round(seconds / 3600, 6)
+        gpu_hours = 0.0 if gpus == 0 else None if hours is None else round(hours * gpus, 6)
+        return {"gpu_hours": gpu_hours, "hours": hours, "rate": rate}
+
+    def spent(self, whole: Iterable[Artefact]) -> dict[str, float]:
+        """`{gpu_hours, hours}` that went into artefacts that are there, and into all that they rest on."""
+        most: dict[tuple[str, ...], tuple[float, float]] = {}
+        seen: set[Artefact] = set()
+        todo = list(whole)
+        while todo:
+            artefact = todo.pop()
+            if artefact in seen:
+                continue
+            seen.add(artefact)
+            todo += self.registry.parents(artefact)
+            if manifest := _manifest(artefact):
+                unit = (artefact.stage, artefact.fingerprint, artefact.kind)
+                unit += () if artefact.kind == "checkpoint" else (str(artefact.step),)
+                took = (manifest.get("gpu_hours") or 0.0, (manifest.get("seconds") or 0.0) / 3600)
+                most[unit] = max(took, most.get(unit, (0.0, 0.0)))
+        return {
+            "gpu_hours": round(sum(gpu for gpu, _ in most.values()), 4),
+            "hours": round(sum(hours for _, hours in most.values()), 4),
+        }
+
+    def _train(self, artefact: Artefact) -> tuple[float | None, str | None]:
+        assert artefact.step is not None
+        work = self.registry.works[artefact.stage, artefact.fingerprint]
+        reached = plan.progress(artefact.folder)
+        steps = artefact.step - reached if reached < artefact.step else artefact.step
+        own = _seconds_per_step(artefact.folder)
+        if own is not None:
+            return own * steps, f"{own:.3g} s a step, its own"
+        alike = []
+        if self._trainings:
+            alike = self._trainings.get(_cost(work.kind, work.resources, work.semantic, self._origin(work.parents)), [])
+        if alike:
+            speed = median(seconds for _, seconds in sorted(alike)[-LATEST:])
+            return speed * steps, f"{speed:.3g} s a step, as {min(len(alike), LATEST)} earlier built alike"
+        stated = work.declared.seconds_per_step if isinstance(work.declared, Run) else None
+        return (stated * steps, f"{stated:.3g} s a step, as stated") if stated else (None, None)
+
+    def _other(self, artefact: Artefact) -> tuple[float | None, str | None]:
+        if not self._others:
+            return None, None
+        work = self.registry.works[artefact.stage, artefact.fingerprint]
+        key = (artefact.stage, artefact.kind, work.facts.get("suite_fingerprint"), self._origin(work.parents))
+        found = self._others.get(key, [])
+        if not found:
+            return None, None
+        return median(seconds for _, seconds in sorted(found)[-LATEST:]), f"as {min(len(found), LATEST)} earlier"
+
+    @functools.cached_property
+    def _trainings(self) -> dict[str, list[tuple[str, float]]]:
+        """Cost key → `[(ended, seconds per step)]`."""
+        found: dict[str, list[tuple[str, float]]] = {}
+        for folder in sorted(store.STORE.glob("train-*")):
+            speed = _seconds_per_step(folder)
+            spec = _read(folder / "spec.json")
+            if speed is not None and spec:
+                origin = self._origin(spec["parents"])
+                key = _cost(spec["kind"], spec["resources"], spec["semantic"], origin)
+                found.setdefault(key, []).append((spec["planned_at"], speed))
+        return found
+
+    @functools.cached_property
+    def _others(self) -> dict[tuple[Any, ...], list[tuple[str, float]]]:
+        found: dict[tuple[Any, ...], list[tuple[str, float]]] = {}
+        for artefact in store.stored():
+            manifest = None if artefact.kind == "checkpoint" else _manifest(artefact)
+            if manifest and manifest.get("origin") == "built" and manifest.get("seconds") is not None:
+                suite = (_read(artefact.folder / "spec.json") or {}).get("suite_fingerprint")
+                key = (artefact.stage, artefact.kind, suite, self._origin(manifest["parents"]))
+                found.setdefault(key, []).append((manifest["ended"], manifest["seconds"]))
+        return found
+
+    def _origin(self, parents: list[dict[str, Any]]) -> str | None:
+        """The model (made or imported) that the line of a training or an evaluation begins with."""
+        for parent in parents:
+            if parent["kind"] in ("data", "report"):
+                continue
+            stage, fingerprint = parent["stage"], parent["fingerprint"]
+            if stage == "model":
+                return fingerprint
+            if stage not in ("train", "best"):
+                continue
+            known = self.registry.works.get((stage, fingerprint))
+            above = known.parents if known else (_read(store.spec_path(stage, fingerprint)) or {}).get("parents", [])
+            return self._origin(above)
+        return None
+
+
+def _cost(kind: str, resources: dict[str, Any], semantic: dict[str, Any], origin: str | None) -> str:
+    """What two trainings of the same cost a step have in common."""
+    rest = [[key, value] for key, value in leaves(semantic) if not FREE.fullmatch(key) and ".parent." not in f".{key}."]
+    return hash_bytes(canonical([kind, resources["gpus"], resources["threads"], origin, rest]))
+
+
+def _seconds_per_step(folder: Path) -> float | None:
+    """A training's own speed: the time of all its attempts over the steps that they made."""
+    reached = plan.progress(folder)
+    spent = _read(folder / "time.json")
+    return spent["seconds"] / reached if reached and spent and spent["seconds"] > 0 else None
+
+
+def _manifest(artefact: Artefact) -> dict[str, Any] | None:
+    try:
+        return store.read_manifest(artefact.done_path)
+    except UserError:
+        return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(path)
+    except UserError:
+        return None
