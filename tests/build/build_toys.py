@@ -85,7 +85,7 @@ def export(folder, out):                                # rlmake.export.bf16
     say("export", folder.name)
     return {"tensors": 1}
 
-def evaluate(cfg, model, out, *, identity, argv=(), files=()):
+def evaluate(cfg, model, out, *, identity, argv=(), files=(), again=False):
     write_json(out / "report.json", {"schema": 1, **identity, "envs": {}})
     (out / "report.html").write_text("<html>")
     say("eval", identity["suite"], identity["run"])
