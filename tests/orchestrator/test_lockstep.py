@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from rlmake import checkpoint
 from rlmake.core.errors import UserError
 from rlmake.orchestrator import checkpoints
+from rlmake.orchestrator.lockstep import LockStep
 
 
 async def test_two_runs_are_equal_and_a_seed_matters(make_run):
@@ -127,6 +129,28 @@ async def test_token_batches_count_what_is_shipped(make_run):
             if row.sample_ids != [""]
         ]
         assert 60 <= sum(tokens) < 60 + 16
+
+
+def test_a_wave_counts_traces_not_episodes():
+    """An episode of several agents fills more of a batch than one: nothing is collected to go stale in the queue."""
+
+    def collector(agents, traces):
+        made = LockStep.__new__(LockStep)
+        made.config, made.traces = SimpleNamespace(seq_len=64), traces
+        made.queue, made.watcher = SimpleNamespace(batch_size=64), SimpleNamespace(version=0)
+        made.rollouts = SimpleNamespace(envs={"a": SimpleNamespace(agents=agents)})
+        made.sources = SimpleNamespace(draw=lambda step, version: SimpleNamespace(env="a", size=4))
+        return made
+
+    assert len(collector(("agent",), {})._draw(64, 1)) == 16
+    assert len(collector(("player0", "player1"), {})._draw(64, 1)) == 8
+    known = collector(("proposer", "solver"), {"a": [10, 40]})
+    assert len(known._draw(64, 1)) == 4
+    again = collector(("proposer", "solver"), {})
+    again.load_state_dict(known.state_dict())
+    assert len(again._draw(64, 1)) == 4
+    again.load_state_dict({})  # of a checkpoint from before
+    assert len(again._draw(64, 1)) == 8
 
 
 async def test_no_signal_at_all_warns_and_goes_on_asking(make_run):

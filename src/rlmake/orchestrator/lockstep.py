@@ -47,6 +47,7 @@ class LockStep:
         self.rate = TaskRate(config.tasks_per_minute)
         self.silence = SilenceWarning(config)
         self.background: list[Callable] = []
+        self.traces: dict[str, list[int]] = {}  # env → clean episodes so far, and their traces
 
     async def collect(self, step: int) -> list[Unit]:
         """Wait for the version that `step` is collected with, then run waves until the batch is full."""
@@ -63,12 +64,17 @@ class LockStep:
         await self.watcher.reach(version)
 
     def _draw(self, missing: int, step: int) -> list[Group]:
-        """As many groups as fill the batch if every rollout counts (and, for token batches, is as long as can be)."""
-        rollouts = missing if self.queue.batch_size else -(-missing // self.config.seq_len)
+        """As many groups as fill the batch if every trace counts (and, for token batches, is as long as can be)."""
+        traces = missing if self.queue.batch_size else -(-missing // self.config.seq_len)
         wave: list[Group] = []
-        while sum(group.size for group in wave) < rollouts:
+        while sum(group.size * self._traces_of(group.env) for group in wave) < traces:
             wave.append(self.sources.draw(step, self.watcher.version))
         return wave
+
+    def _traces_of(self, env: str) -> float:
+        """Traces of an episode: the mean so far, at first one for each agent."""
+        episodes, traces = self.traces.get(env, (1, len(self.rollouts.envs[env].agents)))
+        return max(1.0, traces / episodes)
 
     async def _wave(self, wave: list[Group]) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -77,6 +83,10 @@ class LockStep:
                 for sample in range(group.size):
                     tasks.create_task(self._episode(group, sample))
         for group in wave:
+            for episode in group.in_order():
+                if episode.ok:
+                    seen = self.traces.setdefault(group.env, [0, 0])
+                    self.traces[group.env] = [seen[0] + 1, seen[1] + len(episode.traces)]
             units = await self.groups.finish(group, self.watcher.version)
             self.queue.extend(units)
             self.silence.note(group.size, len(units))
@@ -105,10 +115,10 @@ class LockStep:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {}  # nothing is in flight between batches
+        return {"traces": dict(self.traces)}  # nothing is in flight between batches
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        self.traces = {env: list(seen) for env, seen in state.get("traces", {}).items()}
 
     async def close(self) -> None:
         pass
