@@ -57,6 +57,37 @@ async def test_failed_rollouts_leave_before_the_mean(make, reward):
     await score(algorithm(configs.GRPOConfig()), [])
 
 
+@pytest.mark.parametrize(
+    "algo", [configs.GRPOConfig(), configs.MaxRLConfig(), configs.RAEConfig(decay=0.0)], ids=lambda a: a.type
+)
+async def test_unscored_and_timed_out_rollouts_give_no_credit(make, algo):
+    """A reward that is None, ±inf or NaN, a rollout or an episode out of time: none moves a mean or a baseline."""
+    spoiled = [make.episode(make.simple(1.0)) for _ in range(5)]
+    spoiled[0].traces[0].rewards["r"] = None
+    spoiled[1].traces[0].rewards["r"].score = math.inf
+    spoiled[2].traces[0].is_timeout = True
+    spoiled[3].is_timeout = True
+    spoiled[4].traces[0].agent.trainable = False
+    good = [make.episode(make.simple(0.25, 1)), make.episode(make.simple(0.75, 1))]
+    mixed, alone = algorithm(algo), algorithm(algo)
+    await score(mixed, [spoiled[0], good[0], *spoiled[1:], good[1]])
+    with_spoiled = advantages(good)
+    again = [make.episode(make.simple(0.25, 1)), make.episode(make.simple(0.75, 1))]
+    await score(alone, again)
+    assert with_spoiled == advantages(again) and mixed.state_dict() == alone.state_dict()
+    assert advantages(spoiled) == [None] * 5
+
+
+async def test_groups_keep_apart_however_they_arrive(make):
+    """R04: two tasks whose rollouts came interleaved; credit is by group, so all four advantages are zero."""
+    instance = algorithm(configs.GRPOConfig())
+    a, b = ([make.episode(make.simple(reward, 1)) for _ in range(2)] for reward in (1.0, 0.0))
+    arrived = [a[0], b[0], a[1], b[1]]
+    for group in ([arrived[0], arrived[2]], [arrived[1], arrived[3]]):
+        await score(instance, group)
+    assert advantages(arrived) == [[0.0]] * 4
+
+
 def test_one_failed_trace_fails_its_siblings(make):
     episode = make.episode(make.simple(1.0, agent="a"), make.simple(0.0, agent="b", ok=False))
     settle(episode)

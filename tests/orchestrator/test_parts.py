@@ -66,6 +66,16 @@ def test_queue_is_first_in_first_out_and_counts_tokens():
     assert queue.missing() == 0 and [u.start for u in queue.take()] == [0, 1, 2] and len(queue) == 1
 
 
+def test_a_group_over_two_batches_keeps_its_credit():
+    """Advantages are those of the whole group, also where a batch ends in its middle."""
+    queue, credit = Queue(3, None, 8), (0.75, -0.25, -0.25, -0.25)
+    for _ in range(3):
+        queue.extend([Unit([sample([a, a])], "env", "agent", 0, 0, 0, False, {}) for a in credit])
+    batches = [queue.take() for _ in range(4)]
+    taken = [unit.samples[0].advantages[1] for batch in batches for unit in batch]
+    assert [len(batch) for batch in batches] == [3] * 4 and taken == [*credit] * 3
+
+
 def test_prune_removes_silent_tokens_only():
     left = prune(sample([0.5, 0.0, -0.25]))
     assert left.rl_weights.tolist() == [0, 1, 0, 1]
