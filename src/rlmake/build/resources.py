@@ -17,7 +17,10 @@ def of(kind: str, config: dict[str, Any], near: dict[str, Any] | None = None) ->
     place = config.get("deployment") or {}
     nodes, per_node = 1, place.get("gpus_per_node", 0)
     ranks = place.get("num_train_ranks", 1)
-    if place.get("type") == "multi_node":
+    if kind == "inference":
+        nodes = place.get("num_nodes", 1)
+        gpus = nodes * per_node if nodes > 1 or config["device"] == "cuda" else 0
+    elif place.get("type") == "multi_node":
         managed = bool(config.get("inference"))
         each = 1 if place["num_infer_nodes"] is None else place["num_infer_nodes"]
         nodes = place["num_train_nodes"] + (each * place["num_infer_replicas"] if managed else 0)
@@ -32,7 +35,7 @@ def of(kind: str, config: dict[str, Any], near: dict[str, Any] | None = None) ->
     if config.get("slurm") and _exclusive(config["slurm"]["exclusive"], nodes, gpus, per_node):
         table["extra"] = ["--exclusive", *table["extra"]]
     return {
-        "threads": place.get("cpu_threads", 1) * ranks,
+        "threads": (place if "cpu_threads" in place else config).get("cpu_threads", 1) * ranks,
         "gpus": gpus,
         "nodes": nodes,
         "gpus_per_node": -(-gpus // nodes),

@@ -15,8 +15,8 @@ from rlmake.config.names import auto_name
 from rlmake.config.shared import default_output_dir
 from rlmake.core.errors import ConfigError, Fault
 from rlmake.core.rundir import ATTEMPT_CONFIGS, ATTEMPT_LOGS
-from rlmake.launch import rundir
-from rlmake.launch.attempt import Attempt, join, record
+from rlmake.launch import door, rundir, serve
+from rlmake.launch.attempt import Attempt, allocate, join, record
 from rlmake.launch.components import check_port
 from rlmake.launch.placement import DEFAULTS, INFERENCE_DEFAULTS, TRAINER_DEFAULTS, torchrun
 
@@ -26,6 +26,9 @@ Component = InferenceConfig | TrainerConfig | OrchestratorConfig | EnvServerConf
 def inference(cfg: InferenceConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
     """Become the inference server. With `output_dir` the attempt is recorded there, without it nothing is written."""
     python = cfg.python or sys.executable
+    if cfg.slurm is not None:
+        _on_slurm(cfg, argv, files)
+        return
     if cfg.dry_run:
         name = cfg.run.dir or cfg.run.name or auto_name(["inference"], cfg.vllm.model, rundir.short_id())
         folder = Path(cfg.output_dir or Path(default_output_dir()) / name)
@@ -41,6 +44,21 @@ def inference(cfg: InferenceConfig, argv: Sequence[str], files: Sequence[Path]) 
         config = _in_memory(cfg)
     command = [python, "-m", "rlmake.inference.server", "@", str(config)]
     _become(command, INFERENCE_DEFAULTS, cfg.env_vars, marks, threads=cfg.cpu_threads if cfg.device == "cpu" else None)
+
+
+def _on_slurm(cfg: InferenceConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
+    """Submit the server; in its job, over several nodes, start its engines and their router."""
+    name = cfg.run.name or auto_name(["inference"], cfg.vllm.model, rundir.short_id())
+    run_dir = Path(cfg.output_dir or Path(default_output_dir()) / (cfg.run.dir or name)).resolve()
+    if door.in_own_job(run_dir):
+        serve.over_nodes(cfg, run_dir, argv, files)
+        return
+    door.check_not_queued(run_dir)
+    options = door.check(cfg, "inference")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    attempt = allocate(run_dir)
+    record(attempt, "inference", argv, files)
+    door.submit("inference", cfg, run_dir, name, attempt, options, dry_run=cfg.dry_run)
 
 
 def trainer(cfg: TrainerConfig, argv: Sequence[str], files: Sequence[Path]) -> None:

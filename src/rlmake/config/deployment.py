@@ -87,6 +87,24 @@ class EvalDeployment(CpuThreads):
         return self
 
 
+class InferSingleNode(Config):
+    """One host, and the GPUs that are visible there."""
+
+    type: Literal["single_node"] = runtime("single_node", "Kind of placement.")
+    gpus_per_node: int = runtime(8, "GPUs asked of SLURM for a server on GPUs.", ge=0)
+
+
+class InferMultiNode(Config):
+    """Several hosts of a SLURM cluster: one engine for each data-parallel rank behind one router."""
+
+    type: Literal["multi_node"] = runtime("multi_node", "Kind of placement.")
+    gpus_per_node: int = runtime(8, "GPUs of each host; 0: one engine on each host's CPU.", ge=0)
+    num_nodes: int = runtime(2, "Hosts.", ge=1)
+
+
+InferDeployment = Annotated[InferSingleNode | InferMultiNode, Field(discriminator="type")]
+
+
 def world_fields(place: SingleNode | MultiNode) -> list[str]:
     """Keys that decide the trainer's world, and with it how sums are rounded."""
     on_cpu = place.num_train_gpus == 0 if place.type == "single_node" else place.gpus_per_node == 0

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
+from rlmake.config.deployment import InferDeployment, InferSingleNode
 from rlmake.config.fields import Config, FieldClass, group, runtime, semantic
 from rlmake.config.refused import Refused
 from rlmake.config.shared import (
@@ -11,6 +12,7 @@ from rlmake.config.shared import (
     EnvVars,
     FilesystemBroadcast,
     RunConfig,
+    SlurmConfig,
     WeightBroadcast,
     check_env_vars,
 )
@@ -87,6 +89,8 @@ class InferenceConfig(Config):
     output_dir: str | None = runtime(None, "Run directory.")
     env_vars: EnvVars = runtime(dict, "Environment variables of the process.")
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
+    deployment: InferDeployment = group(InferSingleNode(), "Placement of a server that is started by itself.")
+    slurm: SlurmConfig | None = runtime(None, "Submit to SLURM.")
 
     @model_validator(mode="after")
     def _resolve(self):
@@ -97,6 +101,8 @@ class InferenceConfig(Config):
         if self.engine == "vllm" and self.deterministic:
             raise Refused(("deterministic", "the vllm engine does not promise equal bytes; use engine 'transformers'"))
         check_env_vars(self.env_vars)
+        if self.deployment.type == "multi_node" and self.slurm is None:
+            raise Refused(("deployment.type", "multi_node needs [slurm]"))
         if self.engine == "transformers" and (faults := self._unread()):
             raise Refused(faults)
         return self

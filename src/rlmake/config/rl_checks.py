@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
+    from rlmake.config.inference import InferenceConfig
     from rlmake.config.rl import RLConfig
 
 Faults = list[tuple[str, str]]
@@ -11,7 +12,18 @@ Faults = list[tuple[str, str]]
 
 def rl_faults(config: "RLConfig") -> Faults:
     """`(key, fault)` of everything in which the components contradict one another."""
-    return [*_placement(config), *_transport(config), *_consistency(config), *_sources(config), *_frozen(config)]
+    found = [*_placement(config), *_transport(config), *_consistency(config), *_sources(config), *_frozen(config)]
+    return [*found, *standing_alone(config.inference)]
+
+
+def standing_alone(inference: "InferenceConfig | None") -> Faults:
+    """Tables of an inference server that count only where it is started by itself."""
+    if inference is None:
+        return []
+    faults = [("inference.slurm", "belongs to the root: one job holds the whole run")] if inference.slurm else []
+    if inference.deployment.type != "single_node":
+        faults.append(("inference.deployment.type", "belongs to the root's [deployment]"))
+    return faults
 
 
 def _placement(config: "RLConfig") -> Faults:

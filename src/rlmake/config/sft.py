@@ -12,6 +12,7 @@ from rlmake.config.names import auto_name
 from rlmake.config.orchestrator import OnlineEvalConfig
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig, resolve_auto
+from rlmake.config.rl_checks import standing_alone
 from rlmake.config.shared import HeartbeatConfig, RunConfig, SlurmConfig, WeightBroadcast, default_output_dir
 from rlmake.config.spread import SharingConfig, Spreader, get, put_device
 from rlmake.config.trainer import CUT_OF_WORK, TrainerCommon
@@ -182,6 +183,7 @@ class SFTConfig(SharingConfig, TrainerCommon):
                 faults.append(("renderer.name", "'default' cannot tell which tokens to train: name another renderer"))
             else:
                 self.renderer.name = name
+        faults += standing_alone(self.inference)
         if self.inference is not None and self.eval is None:
             faults.append(("inference", "needs [eval]"))
         return faults

@@ -9,7 +9,7 @@ from rlmake.build import names
 from rlmake.build.experiments import FOLDER as EXPERIMENTS
 from rlmake.config import EvalConfig, RLConfig, SFTConfig, dump
 from rlmake.core import log
-from rlmake.core.errors import ConfigError, Fault, UserError
+from rlmake.core.errors import ConfigError, Fault
 from rlmake.launch import door, evaluate, rundir, train
 from rlmake.launch.attempt import allocate, record
 from rlmake.launch.requeue import continued
@@ -31,8 +31,7 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
     resume = train.asked_resume(cfg) if training else cfg.resume
     continues = resume is not None and resume.dir is None
     again = door.in_own_job(run_dir) and door.is_requeued()  # another life of the job that was submitted for this run
-    if job := None if door.in_own_job(run_dir) else door.live_job(run_dir):
-        raise UserError(f"{run_dir}: {job}; wait for it, or end it with: scancel {job.id}")
+    door.check_not_queued(run_dir)
     options = door.check(cfg, kind) if cfg.slurm is not None and not door.in_own_job(run_dir) else None
     if continues and not (cfg.run.name or cfg.run.dir):
         raise ConfigError(Fault("needs the run to go on with: give its run.name", "resume"))

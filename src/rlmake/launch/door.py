@@ -48,6 +48,12 @@ def live_job(run_dir: Path) -> slurm.Job | None:
     return next((job for job in slurm.queue() or () if job.id == number and job.live), None)
 
 
+def check_not_queued(run_dir: Path) -> None:
+    """Raise `UserError` when a job of the run is queued or running, other than this one."""
+    if not in_own_job(run_dir) and (job := live_job(run_dir)):
+        raise UserError(f"{run_dir}: {job}; wait for it, or end it with: scancel {job.id}")
+
+
 def check(cfg: Any, kind: str) -> list[str]:
     """Options of sbatch for the run. Raises `UserError` for what SLURM, or the nodes, would not do."""
     table: SlurmConfig = cfg.slurm
@@ -181,9 +187,9 @@ def _directive(option: str) -> str:
 def _reentry(kind: str, cfg: Any, run_dir: Path, name: str) -> dict[str, Any]:
     """What the job reads: without `clean` and `dry_run`; on one host without [slurm] too, which it needs no more."""
     config = dump(cfg)
-    config |= {"clean": False, "dry_run": False}
+    config |= {key: False for key in ("clean", "dry_run") if key in config}
     config["run"] |= {"name": name, "dir": run_dir.name}
-    config["output_dir"] = str(run_dir.parent)
+    config["output_dir"] = str(run_dir if kind == "inference" else run_dir.parent)
     if getattr(getattr(cfg, "deployment", None), "type", None) != "multi_node":
         config["slurm"] = None
     return config
