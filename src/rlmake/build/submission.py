@@ -29,7 +29,7 @@ OF_RULE = {
     "data": ("data", "data"), "model": ("model", "weights"), "train": ("train", "checkpoint"),
     "export": ("train", "weights"), "evaluate": ("eval", "eval"), "report": ("report", "report"),
 }  # fmt: skip
-ERRORS = 12  # lines of a failed job's log that are shown
+ERRORS = 24  # lines of a failed job's log that are shown
 LATER = ("down", "drained", "reserved", "busy")  # reasons of sbatch for which a job would merely wait
 
 
@@ -133,7 +133,7 @@ def script(commands: Sequence[str], artefact: Artefact) -> str:
 
     `exec`: the early signal goes to the script's own process, which is then the command.
     """
-    prepare = _options(artefact).get("pre_run_command")
+    prepare = _table(artefact).get("pre_run_command")
     lines = ["#!/bin/bash", "ulimit -n 65536 2>/dev/null || true", "if [ -f .env ]; then set -a; . ./.env; set +a; fi"]
     lines += [prepare] if prepare else []
     if len(commands) == 1:
@@ -145,21 +145,66 @@ def script(commands: Sequence[str], artefact: Artefact) -> str:
     return "\n".join(lines) + "\n"
 
 
+def errors_in(log: Path) -> list[str]:
+    """What a failed job said about it, the end of its log: from the first line that begins with `error:` on."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (64 << 10)))
+            lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return []
+    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    return [line.removeprefix("error: ") for line in lines[starts[0] :]][:ERRORS] if starts else lines[-ERRORS:]
+
+
 def signals(job: Any) -> str:
     """Options of sbatch for being cut off: requeue, and for a training the early signal of its time limit."""
-    lead = _options(artefact_of(job)).get("save_before_end") if job.name == "train" else None
+    lead = _table(artefact_of(job)).get("save_before_end") if job.name == "train" else None
     runtime = job.resources.get("runtime")
     if job.name != "train" or not runtime:
         return " --requeue"
     return f" --requeue --signal=B:USR1@{min(lead or 120, int(runtime) * 60 - 1)}"
 
 
-def _options(artefact: Artefact) -> dict[str, Any]:
+def _table(artefact: Artefact) -> dict[str, Any]:
     """The [slurm] options in the specification of a job; none before the specification is written."""
     try:
         return store.read_spec(artefact.stage, artefact.fingerprint)["resources"].get("slurm") or {}
     except UserError:
         return {}
+
+
+def options(wanted: dict[str, Any], training: bool) -> list[str]:
+    """Options of sbatch for a job's resources (`resources.of`), long ones. A training gets its early signal."""
+    table, nodes = wanted["slurm"], wanted["nodes"]
+    name = partition(table["partition"])
+    found = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={wanted['threads']}"]
+    found += [f"--gres=gpu:{wanted['gpus_per_node']}"] if wanted["gpus"] else []
+    found += [f"--partition={name}"] if name else []
+    found += [f"--account={table['account']}"] if table["account"] else []
+    found += [f"--time={table['time']}"] if table["time"] else []
+    found += [f"--mem={table['memory']}M"] if table["memory"] else []
+    found.append("--requeue")
+    if training and table["time"]:
+        found.append(f"--signal=B:USR1@{table['save_before_end']}")
+    return [*found, *table["extra"]]
+
+
+def check_plan(rows: Iterable[dict[str, Any]], works: dict[tuple[str, str], Any]) -> None:
+    """Ask SLURM about the jobs of a plan (rows of `rlmake plan`); works: the registry's. Raises `ConfigError`."""
+    if not slurm.here():
+        raise UserError("there is no sbatch on this host; ask for this on a login node of the cluster")
+    faults: dict[str, Fault] = {}
+    for row in rows:
+        stage, _ = OF_RULE.get(row["rule"], ("", ""))
+        if row["rule"] in ("train", "evaluate"):
+            folder = Path(row["output"]).relative_to(STORE).parts[0]
+            work = works[stage, folder.rpartition("-")[2]]
+            call = shlex.join(["sbatch", *options(work.resources, training=stage == "train")])
+            if call not in faults and (why := impossible(call)):
+                faults[call] = Fault(why, file=row["target"])
+    if faults:
+        raise ConfigError(faults.values())
 
 
 @functools.cache

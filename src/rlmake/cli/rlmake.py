@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import explain, store
+from rlmake.build import explain, store, submission
 from rlmake.build import plan as build_plan
 from rlmake.build.names import OUTPUTS
 from rlmake.build.registry import Registry
@@ -33,6 +33,8 @@ def _arguments(verb: Callable, argv: list[str], *flags: str, targets: str = "*")
         )
     if "--budget-gpu-hours" in flags:
         parser.add_argument("--budget-gpu-hours", metavar="N", help="exit code 3 when the plan is known to need more")
+    if "--slurm" in flags:
+        parser.add_argument("--slurm", action="store_true", help="ask SLURM whether it would take the jobs")
     args = parser.parse_args(argv)
     if getattr(args, "budget_gpu_hours", None) is not None:
         args.budget_gpu_hours = amount(args.budget_gpu_hours, "--budget-gpu-hours")
@@ -41,7 +43,7 @@ def _arguments(verb: Callable, argv: list[str], *flags: str, targets: str = "*")
 
 def plan(argv: list[str]) -> int:
     """What a build would run, why, and what it reuses; the same list as Snakemake's."""
-    args = _arguments(plan, argv, "--json", "--retry-failed", "--allow-missing", "--budget-gpu-hours")
+    args = _arguments(plan, argv, "--json", "--retry-failed", "--allow-missing", "--budget-gpu-hours", "--slurm")
     document, stale = _planned(args)
     if args.json:
         print(json.dumps(document, indent=1, ensure_ascii=False))
@@ -120,7 +122,10 @@ def _planned(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     needs = build_plan.needs(registry, asked, everything=whole)
     asks = [question for _, question in explain.questions(registry, needs)]
     lines = [*build_plan.notes(needs), *(f"asks: {line}" for line in asks)]
-    return explain.document(registry, needs) | {"asks": asks}, lines
+    document = explain.document(registry, needs)
+    if getattr(args, "slurm", False):
+        submission.check_plan(document["jobs"], registry.works)
+    return document | {"asks": asks}, lines
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -62,28 +62,11 @@ def check(cfg: Any, kind: str) -> list[str]:
     project = Path(table.project_dir)
     if not project.is_dir():
         raise ConfigError(Fault(f"{table.project_dir}: no such directory", "slurm.project_dir"))
-    options = sbatch_options(cfg, kind)
+    options = submission.options(resources.of(kind, dump(cfg)), training=kind in ("rl", "sft"))
     if why := _unseen(project.resolve(), submission.partition(table.partition)):
         raise ConfigError(Fault(why, "slurm.project_dir"))
     submission.refuse_impossible([shlex.join(["sbatch", *options])])
     return options
-
-
-def sbatch_options(cfg: Any, kind: str) -> list[str]:
-    """Nodes, GPUs and places of a run, as long options."""
-    wanted = resources.of(kind, dump(cfg))
-    table = wanted["slurm"]
-    nodes, partition = wanted["nodes"], submission.partition(table["partition"])
-    options = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={wanted['threads']}"]
-    options += [f"--gres=gpu:{wanted['gpus_per_node']}"] if wanted["gpus"] else []
-    options += [f"--partition={partition}"] if partition else []
-    options += [f"--account={table['account']}"] if table["account"] else []
-    options += [f"--time={table['time']}"] if table["time"] else []
-    options += [f"--mem={table['memory']}M"] if table["memory"] else []
-    options.append("--requeue")
-    if kind in ("rl", "sft") and table["time"]:
-        options.append(f"--signal=B:USR1@{table['save_before_end']}")
-    return [*options, *table["extra"]]
 
 
 def submit(
