@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(os.environ.get("SLURM_TEST_DIR", "/tmp/rlmake-slurm"))
 NODES = 3
-CTLD, SLURMD, DBD, SQL = 26817, 27001, 26819, 23306
+BASE = int(os.environ.get("SLURM_TEST_PORT", "26800"))
+CTLD, DBD, SQL, SLURMD = BASE, BASE + 1, BASE + 2, BASE + 10
 PACKAGES = ["slurm-wlm", "munge"]
 ACCOUNTING = ["slurmdbd", "mariadb-server"]
 
