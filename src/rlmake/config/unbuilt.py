@@ -43,7 +43,6 @@ UNBUILT = [
     Unbuilt("monitors.wandb", "the Weights & Biases monitor is not built yet"),
     Unbuilt("monitors.prime", "the Prime monitor is not built yet"),
     Unbuilt("model.cp", "context parallelism is not built yet", accept=(1, "1")),
-    Unbuilt("model.dp_replicate", "replicated sharding is not tried yet", accept=(1, "1")),
     Unbuilt("model.fsdp_cpu_offload", "offloading of parameters is not tried yet"),
     Unbuilt("model.ep", "expert parallelism is not built yet", accept=("auto", 1, "1")),
     Unbuilt("model.ac.mode", "selective recomputation is not built yet; use 'full'", refuse=("selective",)),
