@@ -40,7 +40,8 @@ def live(folder: Path) -> list[dict[str, str]]:
 
 
 def hurry(job: str) -> None:
-    """A requeued job is held for two minutes: let it start now."""
+    """A requeued job is held for two minutes: let it start now. Too soon and its credential is still revoked."""
+    time.sleep(5)
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)
 
 
