@@ -23,7 +23,7 @@ from snakemake_executor_plugin_slurm.utils import get_job_wildcards, set_gres_st
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from rlmake.build import store, submission
-from rlmake.build.workflow import RULES, or_leave
+from rlmake.build.workflow import or_leave
 from rlmake.core import slurm
 from rlmake.core.errors import UserError
 
@@ -296,7 +296,7 @@ class Executor(plugin.Executor):
 
 def _ours(job: Any) -> bool:
     """Whether a job is one of the build's own rules, whose command is all there is to it."""
-    return not job.is_group() and job.name in RULES and not job.is_local and bool(job.rule.shellcmd)
+    return not job.is_group() and job.name in submission.OF_RULE and not job.is_local and bool(job.rule.shellcmd)
 
 
 def _comment(job: Any) -> str:

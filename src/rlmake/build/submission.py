@@ -19,16 +19,16 @@ from typing import Any
 from loguru import logger
 
 from rlmake.build import store
+from rlmake.build.plan import EXPORT_RULE, RULE_OF
 from rlmake.build.store import STORE, Artefact
 from rlmake.core import slurm
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 from rlmake.core.jsonio import read_json, write_json
 
 SCHEMA = 1
-OF_RULE = {
-    "data": ("data", "data"), "model": ("model", "weights"), "train": ("train", "checkpoint"),
-    "export": ("train", "weights"), "evaluate": ("eval", "eval"), "report": ("report", "report"),
-}  # fmt: skip
+OF_RULE = {rule: (stage, store.KIND_OF_STAGE[stage]) for stage, rule in RULE_OF.items()} | {
+    rule: ("train", kind) for kind, rule in EXPORT_RULE.items()
+}
 ERRORS = 24  # lines of a failed job's log that are shown
 LATER = ("down", "drained", "reserved", "busy")  # reasons of sbatch for which a job would merely wait
 
