@@ -21,9 +21,8 @@ demo: env
 	@$(BIN)/rlmake summary reverse-text/rl --before reverse-text/sft --suite reverse-text
 
 # Every run of experiments/algorithms, each algorithm learning, and one page about them. Needs '.[reasoning-gym]'.
-ALGORITHMS := grpo/seed=0 grpo/seed=1 grpo/seed=2 alphabet-sort/rl reasoning-gym/rl names/rl opd sft opsd/rl \
-  proposer-solver/rl kuhn-poker/rl/seed=0 kuhn-poker/rl/seed=1 kuhn-poker/rl/seed=2 \
-  phone-book/rl/seed=0 phone-book/rl/seed=1 phone-book/rl/seed=2
+SEEDS := seed=0 seed=1 seed=2
+ALGORITHMS := $(SEEDS:%=grpo/%) $(SEEDS:%=echo/%) $(SEEDS:%=rae/%) max_rl hierarchical_grpo opd opsd sft multi-source
 algorithms: env
 	@$(BIN)/snakemake -c $(CORES) $(ALGORITHMS:%=outputs/algorithms/%/report.html) --quiet rules host
 	@$(BIN)/rlmake overview algorithms --out outputs/algorithms.html

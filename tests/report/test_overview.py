@@ -5,19 +5,14 @@ from pathlib import Path
 import pytest
 
 from rlmake.core.errors import UserError
-from rlmake.report.collect import Evaluated
-from rlmake.report.overview import Learned, find, render
+from rlmake.report.overview import Learned, Score, find, render
 
 ROOT = Path(__file__).parents[2]
 
 
-def evaluated(of, mean, interval):
-    return Evaluated("suite", "env<1>", of, 10, {"reward": {"mean": mean, "ci95": interval}}, [])
-
-
-def learned(before, after, interval, online=None):
-    first = evaluated("a/sft", before, [before - 0.1, before + 0.1] if interval else None)
-    return Learned("a/rl", "echo", first, evaluated("a/rl", after, interval), [(1, 0.2), (2, 0.5)], online or {})
+def learned(before, after, interval, curve=("Reward in training", [(1, 0.2), (2, 0.5)])):
+    first = Score("a/sft", before, [before - 0.1, before + 0.1] if interval else None)
+    return Learned("a/rl", "echo", "env<1>", 10, first, Score("a/rl", after, interval), curve)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +30,7 @@ def test_learned_means_that_the_interval_ends_above_the_start(before, after, int
 
 
 def test_the_page_has_every_run_and_stands_alone():
-    runs = [learned(0.5, 0.7, [0.6, 0.8]), learned(-0.4, -0.5, None, {"kuhn": [(0, -0.4), (5, -0.5)]})]
+    runs = [learned(0.5, 0.7, [0.6, 0.8]), learned(-0.4, -0.5, None, ("Evaluation of kuhn", [(0, -0.4), (5, -0.5)]))]
     text = render("algorithms", runs)
     assert "1 of 2 evaluations show learning" in text and "0.700 (0.600 to 0.800)" in text
     assert "env&lt;1&gt;" in text and "Evaluation of kuhn" in text and "Reward in training" in text
