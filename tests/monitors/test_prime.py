@@ -1,0 +1,105 @@
+"""The platform's monitor with the real SDK against a local stand-in."""
+
+from types import SimpleNamespace
+
+import pytest
+import services
+from rlmake.monitors.traces.records import Arrival, Work, annotation, trace_id
+from verifiers.v1.episode import Episode
+
+from rlmake import monitors
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import read_json, write_json
+from rlmake.core.rundir import RunContext
+from rlmake.monitors.prime import Episodes
+
+CONFIG = SimpleNamespace(file=None, wandb=None, prime=SimpleNamespace(name=None))
+
+
+@pytest.fixture
+def ctx(tmp_path, monkeypatch):
+    for name in ("PRIME_API_KEY", "RUN_ID", "PRIME_RUNS_MODE", "PRIME_API_BASE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PRIME_TEAM_ID", "team")
+    monkeypatch.setenv("PRIME_TRACES_OPT_OUT", "true")
+    run = tmp_path / "run"
+    resolved = run / "configs" / "attempt_1" / "resolved"
+    write_json(resolved / "orchestrator.json", {"max_steps": 20, "train": {"source": [{"name": "a"}]}})
+    write_json(resolved / "trainer.json", {"model": {"name": "base"}})
+    return RunContext(run, "rl-1", "my-run", 1, None, resolved.parent, run / "logs")
+
+
+@pytest.fixture
+def online(monkeypatch):
+    with services.serving(services.Prime()) as service:
+        monkeypatch.setenv("PRIME_API_KEY", "key")
+        monkeypatch.setenv("PRIME_BASE_URL", service.url)
+        monkeypatch.setenv("PRIME_API_BASE_URL", service.url)
+        yield service
+
+
+def test_registers_streams_and_closes(ctx, online):
+    m = monitors.setup(CONFIG, "orch", ctx)
+    for step in (1, 2):
+        m.log(step, {"reward/all/mean": step / 2})
+    m.close(finished=True)
+    (registered,) = online.bodies("/external-runs")
+    assert registered["base_model"] == "base" and registered["max_steps"] == 20 and registered["name"] == "my-run"
+    assert registered["environments"] == [{"id": "a"}] and registered["team_id"] == "team"
+    rows = [body["metrics"] for body in online.bodies("/rft/metrics")]
+    assert [(row["step"], row["reward/all/mean"]) for row in rows] == [(1, 0.5), (2, 1.0)]
+    assert online.bodies("/rft/finalize") == [{"run_id": "r1", "exit_code": 0}]
+    assert read_json(ctx.run_dir / "monitors/prime/run.json")["id"] == "r1"
+
+
+def test_a_run_that_was_stopped_is_reported_as_such(ctx, online):
+    monitors.setup(CONFIG, "orch", ctx).close()
+    (status,) = online.bodies("/status")
+    assert status["status"] == "failed" and "ended before the run" in status["error_message"]
+    assert not online.bodies("/rft/finalize")
+
+
+def test_attaches(ctx, online, monkeypatch):
+    monkeypatch.setenv("RUN_ID", "given")
+    m = monitors.setup(CONFIG, "orch", ctx)
+    m.log(1, {"x": 1.0})
+    m.close(finished=True)
+    assert not online.bodies("/external-runs") and online.bodies("/rft/metrics")[0]["run_id"] == "given"
+
+
+def test_a_missing_key_fails_the_launch(ctx):
+    with pytest.raises(UserError, match=r"monitors\.prime: .*PRIME_API_KEY"):
+        monitors.setup(CONFIG, "orch", ctx)
+
+
+def test_a_team_that_is_not_enabled_fails_the_launch(ctx, online):
+    online.status = 403
+    with pytest.raises(UserError, match=r"monitors\.prime: .*not enabled"):
+        monitors.setup(CONFIG, "orch", ctx)
+
+
+def test_disabled_opens_nothing(ctx, monkeypatch):
+    monkeypatch.setenv("PRIME_RUNS_MODE", "disabled")
+    m = monitors.setup(CONFIG, "orch", ctx)
+    m.log(1, {"x": 1.0})
+    m.close(finished=True)
+    assert read_json(ctx.run_dir / "monitors/prime/run.json")["mode"] == "disabled"
+
+
+def test_effective_episodes_of_every_tenth_step():
+    episodes = Episodes("rl-1", everything=False)
+    made = {}
+    for step in (9, 10, 20):
+        for sample in (0, 1):
+            name = f"a/{step}/{sample}"
+            made[name] = Episode.model_construct(traces=[SimpleNamespace()])
+            work = Work("train", "a", "g", name, step, step - 1, 0.0)
+            episodes.arrived(Arrival(work, made[name], step, 1.0))
+    shipped = {"ship": {"step": 0, "version": 0, "time": 0.0}}
+    for name, step in (("a/9/0", 9), ("a/10/0", 10), ("a/20/1", 20)):
+        info = shipped | {"ship": shipped["ship"] | {"step": step}}
+        episodes.annotate(annotation(trace_id("rl-1", name), 1, info, ()))
+    episodes.annotate(annotation(trace_id("rl-1", "a/10/1"), 1, {"advantage": 0.0}, ()))
+    assert [episode.run.work.step for episode in episodes.take()] == [10, 20]
+    assert episodes.take() == []
