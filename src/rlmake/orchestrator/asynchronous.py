@@ -13,7 +13,7 @@ from loguru import logger
 
 from rlmake.inference.concurrency import Controller
 from rlmake.orchestrator.accounts import Accounts
-from rlmake.orchestrator.cut import SilenceWarning, cut_batch
+from rlmake.orchestrator.cut import Silence, cut_batch
 from rlmake.orchestrator.groups import Groups
 from rlmake.orchestrator.pacing import Burst, TaskRate
 from rlmake.orchestrator.queue import Queue, is_stale
@@ -46,7 +46,7 @@ class Asynchronous:
         self.largest = max(source.group_size for source in config.train.source)
         self.burst = Burst(self.largest)
         self.rate = TaskRate(config.tasks_per_minute)
-        self.silence = SilenceWarning(config)
+        self.silence = Silence(config)
         self.step = 1  # the batch being collected
         self.first = watcher.version + 1  # the version that the trainer offers before anything else
         self.held = False  # an evaluation still has episodes to start: it gets permits first
@@ -163,7 +163,7 @@ class Asynchronous:
         if self.open.pop(group.index, None) is None:
             return  # dropped meanwhile
         self.queue.extend(units)
-        self.silence.note(group.size, len(units))
+        self.silence.note(group, len(units))
         self.arrived.set()
 
     def _done(self, group: Group, task: asyncio.Task) -> None:

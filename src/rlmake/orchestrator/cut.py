@@ -1,13 +1,17 @@
 """Cutting a batch from the queue, and noticing that nothing comes out of finished rollouts."""
 
+from collections import Counter
 from typing import Any
 
 import msgspec
 from loguru import logger
 
+from rlmake.core.errors import RunFailed
 from rlmake.orchestrator.queue import Queue
-from rlmake.orchestrator.records import Unit
+from rlmake.orchestrator.records import Group, Unit
 from rlmake.orchestrator.samples import prune
+
+FATAL = 3  # batches
 
 
 def cut_batch(queue: Queue, config: Any) -> list[Unit]:
@@ -23,18 +27,43 @@ def cut_batch(queue: Queue, config: Any) -> list[Unit]:
     return kept
 
 
-class SilenceWarning:
-    """Warns each time a whole batch's worth of rollouts ended without one useful trace."""
+class Silence:
+    """Warns each time a whole batch's worth of rollouts ended without one useful trace; ends a run (`RunFailed`) in
+    which `FATAL` batches' worth in a row failed without one rollout that came to its end: waiting mends nothing then.
+    """
 
     def __init__(self, config: Any):
         self.target = config.batch_size or max(1, config.token_batch_size // config.seq_len)
-        self.silent = 0
+        self.silent = self.failed = 0
+        self.errors: Counter[str] = Counter()
 
-    def note(self, rollouts: int, useful: int) -> None:
-        self.silent = 0 if useful else self.silent + rollouts
+    def note(self, group: Group, useful: int) -> None:
+        """A group has finished, and `useful` of its traces went to the queue."""
+        self.silent = 0 if useful else self.silent + group.size
+        if any(episode.ok for episode in group.episodes.values()):
+            self.failed = 0
+            self.errors.clear()
+        else:
+            self.failed += group.size
+            self.errors.update(_error(episode) for episode in group.episodes.values())
+        if self.failed >= FATAL * self.target:
+            (error, count), *_ = self.errors.most_common(1)
+            raise RunFailed(
+                f"the last {self.failed} rollouts all failed, {count} of them with: {error}; the env servers' logs "
+                "(logs/latest/envs/train) say more"
+            )
         if self.silent >= self.target:
             logger.warning(
                 f"the last {self.silent} rollouts gave nothing to train on (equal rewards, errors, or too old): "
                 "see errored_rollouts/*, reward/* and off_policy/dropped"
             )
             self.silent = 0
+
+
+def _error(episode: Any) -> str:
+    """The last error of an episode or its traces, in one line."""
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    if not errors:
+        return "no error was recorded"
+    text = " ".join(f"{errors[-1].type}: {errors[-1].message}".split())
+    return text if len(text) <= 300 else text[:299] + "…"

@@ -11,7 +11,7 @@ from typing import Any
 from rlmake.core.errors import UserError
 from rlmake.inference.concurrency import Controller
 from rlmake.orchestrator.accounts import Accounts
-from rlmake.orchestrator.cut import SilenceWarning, cut_batch
+from rlmake.orchestrator.cut import Silence, cut_batch
 from rlmake.orchestrator.groups import Groups
 from rlmake.orchestrator.pacing import TaskRate
 from rlmake.orchestrator.queue import Queue
@@ -45,7 +45,7 @@ class LockStep:
         self.lag = config.lag
         self.permits = asyncio.Semaphore(controller.max_inflight)
         self.rate = TaskRate(config.tasks_per_minute)
-        self.silence = SilenceWarning(config)
+        self.silence = Silence(config)
         self.background: list[Callable] = []
         self.traces: dict[str, list[int]] = {}  # env → clean episodes so far, and their traces
 
@@ -89,7 +89,7 @@ class LockStep:
                     self.traces[group.env] = [seen[0] + 1, seen[1] + len(episode.traces)]
             units = await self.groups.finish(group, self.watcher.version)
             self.queue.extend(units)
-            self.silence.note(group.size, len(units))
+            self.silence.note(group, len(units))
 
     async def _episode(self, group: Group, sample: int) -> None:
         async with self.permits:

@@ -1,0 +1,52 @@
+"""Rollouts that give nothing: warned of, and an end when nothing but failures comes."""
+
+from types import SimpleNamespace
+
+import pytest
+import verifiers.v1 as vf
+from loguru import logger
+
+from rlmake.core.errors import RunFailed
+from rlmake.orchestrator.cut import FATAL, Silence
+from rlmake.orchestrator.records import Group
+
+CONFIG = SimpleNamespace(batch_size=4, token_batch_size=None, seq_len=8)
+
+
+def group(*oks: bool, message: str = "prompt of 40 tokens,\nlimit 16") -> Group:
+    found = Group(0, "a", 0, 0, len(oks), 1, 0)
+    for sample, ok in enumerate(oks):
+        errors = [] if ok else [vf.Error(type="ModelError", message=message)]
+        found.episodes[sample] = SimpleNamespace(ok=ok, errors=errors, traces=[])
+    return found
+
+
+@pytest.fixture
+def warnings():
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(str(message)), level="WARNING")
+    yield lines
+    logger.remove(handler)
+
+
+def test_failures_alone_end_the_run_with_their_reason(warnings):
+    silence = Silence(CONFIG)
+    for _ in range(2 * FATAL - 1):
+        silence.note(group(False, False), 0)
+    with pytest.raises(RunFailed) as failed:
+        silence.note(group(False, False, message="another"), 0)
+    line = str(failed.value)
+    assert "the last 12 rollouts all failed, 10 of them with: ModelError: prompt of 40 tokens, limit 16" in line
+    assert "\n" not in line and len(warnings) == FATAL - 1
+
+
+def test_one_that_ends_well_starts_the_count_anew(warnings):
+    silence = Silence(CONFIG)
+    for _ in range(5 * FATAL):
+        silence.note(group(False, False), 0)
+        silence.note(group(True, False), 0)  # equal rewards, say: silent, not hopeless
+    assert warnings
+    before = len(warnings)
+    for _ in range(8):
+        silence.note(group(True, True), 2)
+    assert len(warnings) == before
