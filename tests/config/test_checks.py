@@ -315,8 +315,6 @@ def test_a_missing_default_algorithm_value_is_not_hidden():
 
 
 UNBUILT = [
-    ("RLConfig", {"monitors": {"wandb": {}}}, "monitors.wandb"),
-    ("RLConfig", {"monitors": {"prime": {}}}, "monitors.prime"),
     ("RLConfig", {"slurm": {"shared_fs": False}}, "slurm.shared_fs"),
     ("RLConfig", {"deployment": {**CPU, "num_infer_gpus": 1}}, "inference.engine"),
     ("RLConfig", {"inference": {"engine": "vllm"}}, "inference.engine"),

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import services
-from rlmake.monitors.traces.records import Arrival, Work, annotation, trace_id
 from verifiers.v1.episode import Episode
 
 from rlmake import monitors
@@ -12,6 +11,7 @@ from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_json
 from rlmake.core.rundir import RunContext
 from rlmake.monitors.prime import Episodes
+from rlmake.monitors.traces.records import Arrival, Work, annotation, trace_id
 
 CONFIG = SimpleNamespace(file=None, wandb=None, prime=SimpleNamespace(name=None))
 

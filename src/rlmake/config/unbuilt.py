@@ -40,8 +40,6 @@ UNBUILT = [
         "copies of the project on each node are not built yet: every node must see its folder",
         refuse=(False,),
     ),
-    Unbuilt("monitors.wandb", "the Weights & Biases monitor is not built yet"),
-    Unbuilt("monitors.prime", "the Prime monitor is not built yet"),
     Unbuilt("model.cp", "context parallelism is not built yet", accept=(1, "1")),
     Unbuilt("model.fsdp_cpu_offload", "offloading of parameters is not tried yet"),
     Unbuilt("model.ep", "expert parallelism is not built yet", accept=("auto", 1, "1")),

@@ -12,10 +12,16 @@ from rlmake.core.rundir import RunContext
 from rlmake.monitors.base import Monitor
 from rlmake.monitors.console import ConsoleMonitor
 from rlmake.monitors.file import FileMonitor, TraceFiles
+from rlmake.monitors.prime import PrimeMonitor
 from rlmake.monitors.traces import Recorder, TraceStream
+from rlmake.monitors.wandb_run import WandbMonitor
 
 # name in the configuration's `monitors` table -> factory(its table, producer, context)
-MONITORS: dict[str, Callable[[Any, str, RunContext], Monitor]] = {"file": FileMonitor}
+MONITORS: dict[str, Callable[[Any, str, RunContext], Monitor]] = {
+    "file": FileMonitor,
+    "wandb": WandbMonitor,
+    "prime": PrimeMonitor,
+}
 ON_OTHER_RANKS: dict[str, Callable[[Any, str, RunContext], Monitor]] = {"file": TraceFiles}
 
 

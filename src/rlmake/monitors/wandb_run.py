@@ -89,6 +89,7 @@ class WandbMonitor(Monitor):
                 if not left:
                     raise UserError(f"monitors.wandb: can't open the run after {tries} tries: {_line(error)}") from None
                 what = "create" if self._role.primary else "join"
+                self._wandb.teardown()  # its service still holds the id of the run that it could not open
                 logger.warning(f"monitors.wandb: can't {what} the run yet ({_line(error)}); {left} tries left")
                 time.sleep(PAUSE)
         raise AssertionError("unreachable")

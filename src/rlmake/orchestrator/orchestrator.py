@@ -51,11 +51,13 @@ class Orchestrator:
 
     async def run(self) -> None:
         """The whole run."""
+        finished = False
         await self._open()
         try:
             await run_with(self._main(), [component() for component in self._background()])
+            finished = True
         finally:
-            await self._close()
+            await self._close(finished)
 
     async def _main(self) -> None:
         await self._ship_ahead()
@@ -227,7 +229,7 @@ class Orchestrator:
         handles = await asyncio.gather(*(one(source) for source in sources))
         return {handle.name: handle for handle in handles}
 
-    async def _close(self) -> None:
+    async def _close(self, finished: bool) -> None:
         await self.collector.close()
         self.sender.close()
         for algorithm in self.algorithms.values():
@@ -235,4 +237,4 @@ class Orchestrator:
         for handle in (*self.envs.values(), *self.eval_envs.values()):
             await handle.close()
         await self.engines.close()
-        self.monitors.close()
+        self.monitors.close(finished)
