@@ -42,13 +42,13 @@ class Tail:
                 *lines, rest = (rest + block).split(b"\n")
                 for line in lines:
                     place, self.offset = self.offset, self.offset + len(line) + 1
-                    if (row := _object(line)) is not None:
+                    if (row := row_of(line)) is not None:
                         yield place, row
                     elif line.strip():
                         self.torn += 1
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def row_of(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -77,7 +77,7 @@ def line_at(folder: Path, chunk: int, offset: int, length: int | None = None) ->
 
 def record_at(folder: Path, chunk: int, offset: int, length: int | None = None) -> dict[str, Any]:
     """The record in a line of a chunk. Raises `Torn`."""
-    row = _object(line_at(folder, chunk, offset, length))
+    row = row_of(line_at(folder, chunk, offset, length))
     if row is None:
         raise Torn(f"chunk {chunk}: the line at {offset} is no record")
     return row

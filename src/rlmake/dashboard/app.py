@@ -1,0 +1,171 @@
+"""The routes. Handlers that read files are plain functions, so that they run beside the event loop."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import FileResponse
+from starlette.responses import Response
+
+from rlmake.dashboard import files, reports, view
+from rlmake.dashboard.answers import reply
+from rlmake.dashboard.app_episodes import checked, episode_routes, view_routes
+from rlmake.dashboard.confine import NotThere, inside
+from rlmake.dashboard.guard import Guard
+from rlmake.dashboard.metrics import thin
+from rlmake.dashboard.panels import panels
+from rlmake.dashboard.state import State
+from rlmake.monitors.traces import read
+
+STATIC = Path(__file__).parent / "static"
+MAX_SERIES = 64
+
+
+def create(dirs: list[Path], host: str = "127.0.0.1", allowed: tuple[str, ...] = ()) -> FastAPI:
+    """The application over these output directories."""
+    state = State(dirs)
+    app = FastAPI(title="rlmake dashboard", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.dashboard = state
+    app.add_middleware(Guard, host=host, allowed=allowed)
+
+    @app.exception_handler(NotThere)
+    async def not_there(_: Request, error: NotThere) -> Response:
+        return reply({"error": f"not there: {error}"}, 404)
+
+    @app.exception_handler(read.Torn)
+    async def torn(_: Request, error: read.Torn) -> Response:
+        return reply({"error": f"torn: {error}"}, 422)
+
+    @app.exception_handler(view.Refused)
+    async def refused(_: Request, error: view.Refused) -> Response:
+        return reply({"error": str(error)}, error.status)
+
+    episode_routes(app, state)  # first: `…/episodes/series` is not the `series` of a run `…/episodes`
+    run_routes(app, state)
+    view_routes(app, state)
+    page_routes(app)
+    return app
+
+
+def run_routes(app: FastAPI, state: State) -> None:
+    runs = state.runs
+
+    @app.get("/api/runs")
+    def listed() -> Response:
+        rows = [runs.meta(run) for run in runs.all().values()]
+        rows.sort(key=lambda row: -row["updated"])
+        return reply({"dirs": [str(folder) for folder in runs.dirs], "runs": rows})
+
+    @app.get("/api/project")
+    def project(force: bool = False) -> Response:
+        return reply({"projects": [one.state(force=force) for one in state.projects.values()]})
+
+    @app.get("/api/meta")
+    def meta(run: str) -> Response:
+        return reply(runs.meta(runs.get(run)))
+
+    @app.get("/api/runs/{run:path}/logfiles")
+    def logfiles(run: str, attempt: str = "latest") -> Response:
+        return reply(files.log_files(runs.get(run).work, attempt))
+
+    @app.get("/api/runs/{run:path}/log")
+    def log(
+        run: str,
+        file: str,
+        attempt: str = "latest",
+        start: int | None = None,
+        end: int | None = None,
+        tail: int | None = None,
+    ) -> Response:
+        return reply(files.log_part(runs.get(run).work, attempt, file, start, end, tail))
+
+    @app.get("/api/runs/{run:path}/configs")
+    def configs(run: str, attempt: str = "latest") -> Response:
+        return reply(files.configs(runs.get(run).work, attempt))
+
+    @app.get("/api/runs/{run:path}/config")
+    def config(run: str, file: str, attempt: str = "latest") -> Response:
+        return reply(files.config(runs.get(run).work, attempt, file))
+
+    @app.get("/api/runs/{run:path}/reports")
+    def reports_of(run: str) -> Response:
+        return reply({"reports": reports.listed(runs.get(run))})
+
+    @app.get("/api/runs/{run:path}/report")
+    def report(run: str, file: str) -> Response:
+        return reply(reports.report(runs.get(run), file))
+
+    @app.get("/api/runs/{run:path}/check")
+    def check(run: str, file: str, id: str) -> Response:
+        return reply(checked(state, runs.get(run), file, id))
+
+    @app.get("/api/runs/{run:path}/metrics")
+    def raw_metrics(run: str, offset: int = 0) -> Response:
+        path = runs.get(run).metrics
+        tail = read.Tail(path, max(0, offset))
+        rows = [row for _, row in tail.rows(limit=4 << 20)]
+        return reply({"rows": rows, "offset": tail.offset, "size": path.stat().st_size if path.is_file() else 0})
+
+    @app.get("/api/runs/{run:path}/keys")
+    def keys(run: str) -> Response:
+        metrics = state.metrics(runs.get(run))
+        metrics.refresh(wait=0.3)
+        columns, whole = metrics.best()
+        return reply(
+            {
+                "keys": columns.keys(),
+                "whole": whole,
+                "progress": metrics.progress,
+                "torn": metrics.torn,
+                "size": metrics.size,
+            }
+        )
+
+    @app.get("/api/runs/{run:path}/panels")
+    def overview(run: str) -> Response:
+        metrics = state.metrics(runs.get(run))
+        metrics.refresh(wait=0.3)
+        columns, whole = metrics.best()
+        return reply(
+            {"sections": panels(columns.keys()), "whole": whole, "progress": metrics.progress, "size": metrics.size}
+        )
+
+    @app.get("/api/runs/{run:path}/series")
+    def series(run: str, key: Annotated[list[str], Query()], points: int = 600) -> Response:
+        metrics = state.metrics(runs.get(run))
+        metrics.refresh(wait=0.3)
+        columns, whole = metrics.best()
+        found = {}
+        for name in key[:MAX_SERIES]:
+            part = thin(columns.series(name), min(max(points, 10), 5000))
+            found[name] = {
+                "step": [int(step) for step in part["step"]], "time": [round(t, 2) for t in part["time"].tolist()],
+                "value": part["value"].tolist(),
+            }  # fmt: skip
+        return reply({"series": found, "whole": whole, "progress": metrics.progress, "size": metrics.size})
+
+
+def page_routes(app: FastAPI) -> None:
+    fresh = {"cache-control": "no-cache"}
+
+    @app.get("/plotly.js")
+    def plotly() -> FileResponse:
+        import plotly
+
+        path = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+        return FileResponse(path, media_type="text/javascript", headers={"cache-control": "max-age=86400"})
+
+    @app.get("/static/{name:path}")
+    def static(name: str) -> FileResponse:
+        if not re.fullmatch(r"[a-z_/]+\.(js|css|svg)", name):
+            raise NotThere(name)
+        return FileResponse(inside(STATIC, name), headers=fresh)
+
+    @app.get("/api/{rest:path}")
+    def unknown(rest: str) -> Response:
+        return reply({"error": f"no such route: /api/{rest}"}, 404)
+
+    @app.get("/")
+    def page() -> FileResponse:
+        return FileResponse(STATIC / "index.html", headers=fresh)

@@ -1,0 +1,209 @@
+"""Columns of a `metrics.jsonl`, made once and then only of what is new.
+
+A row of 2,000 numbers is 80 kB of JSON, so 10,000 of them are not read while somebody waits. A thread turns them into
+columns; until it is through, a chart is drawn from rows picked evenly over the file.
+"""
+
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rlmake.monitors.rows import HEAD, LAUNCHER
+
+BLOCK_ROWS = 256
+SAMPLE_ROWS = 240
+READ_BYTES = 4 << 20
+PAUSE_SECONDS = 0.002  # between blocks of reading: the page's requests go first
+
+_DECODE = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Group:
+    """Rows with one set of keys, from one producer: steps, times and attempts, and a matrix in blocks."""
+
+    def __init__(self, keys: tuple[str, ...]):
+        self.keys = {key: number for number, key in enumerate(keys)}
+        self.heads: list[tuple[int, float, int, int]] = []  # step, time, attempt, order in the file
+        self.blocks: list[np.ndarray] = []
+
+    def add(self, head: tuple[int, float, int, int], values: list[float]) -> None:
+        place = len(self.heads) % BLOCK_ROWS
+        if place == 0:
+            self.blocks.append(np.empty((BLOCK_ROWS, len(self.keys))))
+        self.blocks[-1][place] = values
+        self.heads.append(head)
+
+    def column(self, key: str, count: int) -> np.ndarray:
+        number = self.keys[key]
+        return np.concatenate([block[:, number] for block in self.blocks])[:count] if self.blocks else np.empty(0)
+
+
+class Columns:
+    """Rows taken in so far. Safe for one writer and several readers."""
+
+    def __init__(self) -> None:
+        self.groups: dict[tuple[str, tuple[str, ...]], Group] = {}
+        self.producers: dict[str, set[str]] = {}  # key -> producers
+        self.starts: dict[int, int] = {}  # attempt -> the step behind which it went on
+        self.rows = 0
+        self.lock = threading.Lock()
+
+    def take(self, row: dict[str, Any]) -> None:
+        """One row of the file; what is no number is left out."""
+        step, producer, attempt = row.get("step"), row.get("producer", ""), row.get("attempt", 1)
+        if not isinstance(step, int) or isinstance(step, bool) or not isinstance(producer, str):
+            return
+        attempt = attempt if isinstance(attempt, int) else 1
+        with self.lock:
+            self.rows += 1
+            if producer == LAUNCHER:
+                self.starts[attempt] = step
+                return
+            pairs = {k: v for k, v in row.items() if type(v) in (int, float) and k not in HEAD}
+            if not pairs:
+                return
+            keys = tuple(pairs)
+            group = self.groups.get((producer, keys))
+            if group is None:
+                group = self.groups[producer, keys] = Group(keys)
+                for key in keys:
+                    self.producers.setdefault(key, set()).add(producer)
+            moment = row.get("time")
+            head = (step, moment if isinstance(moment, int | float) else 0.0, attempt, self.rows)
+            group.add(head, list(pairs.values()))
+
+    def keys(self) -> list[str]:
+        with self.lock:
+            return sorted(self.producers)
+
+    def series(self, key: str) -> dict[str, np.ndarray]:
+        """`{step, time, value, attempt}` in the order of steps; the latest attempt wins, abandoned futures are gone."""
+        with self.lock:
+            parts = [(g.heads[:], g) for g in self.groups.values() if key in g.keys]
+            starts = dict(self.starts)
+            columns = [group.column(key, len(heads)) for heads, group in parts]
+        if not parts:
+            return {name: np.empty(0) for name in ("step", "time", "value", "attempt")}
+        heads = np.array([head for own, _ in parts for head in own], dtype=np.float64)
+        values = np.concatenate(columns)
+        step, moment, attempt, order = heads.T
+        keep = np.ones(len(step), bool)
+        for later, start in starts.items():
+            keep &= ~((attempt < later) & (step > start))
+        sort = np.lexsort((order, attempt, step))
+        sort = sort[keep[sort]]
+        last = np.ones(len(sort), bool)
+        if len(sort):
+            last[:-1] = step[sort][1:] != step[sort][:-1]
+        chosen = sort[last]
+        return {"step": step[chosen], "time": moment[chosen], "value": values[chosen], "attempt": attempt[chosen]}
+
+
+class Metrics:
+    """The metrics file of one run, followed. `refresh` starts reading what is new; answers never wait for long."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.columns = Columns()
+        self.offset, self.torn = 0, 0
+        self.used = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._sampled: tuple[int, Columns] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    @property
+    def progress(self) -> float:
+        size = self.size
+        return min(1.0, self.offset / size) if size else 1.0
+
+    def refresh(self, wait: float = 0.0) -> None:
+        """Read what is new in the background, and wait at most so long for it."""
+        self.used = time.monotonic()
+        with self._lock:
+            if self.size < self.offset:  # made anew
+                self.columns, self.offset, self.torn, self._sampled = Columns(), 0, 0, None
+            if self.size > self.offset and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if thread is not None and wait:
+            thread.join(wait)
+
+    def best(self) -> tuple[Columns, bool]:
+        """The columns to draw from, and whether they are all rows: picked ones while the file is being read."""
+        if self.progress >= 0.999 or self.size < 4 * READ_BYTES:
+            return self.columns, self.progress >= 0.999
+        size = self.size
+        if self._sampled is None or size > 1.2 * self._sampled[0]:
+            self._sampled = (size, sample(self.path, size))
+        return self._sampled[1], False
+
+    def _follow(self) -> None:
+        columns = self.columns
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                rest = b""
+                while columns is self.columns and (block := file.read(READ_BYTES)):
+                    *lines, rest = (rest + block).split(b"\n")
+                    for line in lines:
+                        if columns is not self.columns:
+                            return
+                        self.torn += not _take(columns, line)
+                        self.offset += len(line) + 1
+                    time.sleep(PAUSE_SECONDS)
+        except OSError:
+            return
+
+
+def _take(columns: Columns, line: bytes) -> bool:
+    if not line.strip():
+        return True
+    try:
+        columns.take(_DECODE(line))
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def sample(path: Path, size: int, rows: int = SAMPLE_ROWS) -> Columns:
+    """Rows picked evenly over a file of `size` bytes: at each place the next whole line, and the very last ones."""
+    columns = Columns()
+    with open(path, "rb") as file:
+        file.seek(0)
+        first = file.readline()
+        _take(columns, first)
+        step = max(1, (size - len(first)) // rows)
+        for place in range(len(first), size, step):
+            file.seek(place)
+            file.readline()
+            for _ in range(2):  # orchestrator and trainer take turns
+                _take(columns, file.readline())
+    return columns
+
+
+def thin(series: dict[str, np.ndarray], points: int) -> dict[str, np.ndarray]:
+    """At most about `points` of a series, with the smallest and the largest value of every stretch kept."""
+    count = len(series["value"])
+    if count <= points:
+        return series
+    edges = np.linspace(0, count, points // 2 + 1).astype(int)
+    kept = set()
+    for start, stop in itertools.pairwise(edges):
+        part = series["value"][start:stop]
+        kept |= {start + int(part.argmin()), start + int(part.argmax())}
+    kept |= {0, count - 1}
+    chosen = np.array(sorted(kept))
+    return {name: values[chosen] for name, values in series.items()}

@@ -1,0 +1,20 @@
+// Commands from POST /api/view: every open page goes where they say.
+
+import { toast } from "./dom.js";
+import { go } from "./router.js";
+
+const KEYS = ["run", "tab", "step", "kind", "subset", "episode", "line", "trace", "branch", "report"];
+
+export function listen() {
+  const source = new EventSource("/api/view/events");
+  source.addEventListener("view", (event) => {
+    let command;
+    try { command = JSON.parse(event.data); } catch { return; }
+    const pairs = Object.fromEntries(KEYS.filter((key) => command[key] !== undefined).map((key) => [key, String(command[key])]));
+    if (!pairs.tab) pairs.tab = pairs.report ? "report" : pairs.line ? "traces" : "overview";
+    if (command.highlight) pairs.highlight = JSON.stringify(command.highlight);
+    go(pairs);
+    toast(command.replayed ? "Shown: what was asked for before this page was open." : "Shown: what an agent or script asked for.");
+  });
+  addEventListener("pagehide", () => source.close());
+}

@@ -1,0 +1,123 @@
+// The shell: header, list of runs, tabs, keys; each view is a module with `show(main, place, scope)`.
+
+import { get, poll } from "./api.js";
+import { ago, empty, fault, fill, h, number, pill, search } from "./dom.js";
+import { go, href, onChange, RUN_TABS, where } from "./router.js";
+import { listen } from "./events.js";
+import { keys } from "./keys.js";
+
+const VIEWS = {
+  overview: () => import("./views/overview.js"), metrics: () => import("./views/metrics.js"), config: () => import("./views/config.js"),
+  traces: () => import("./views/traces.js"), logs: () => import("./views/logs.js"), report: () => import("./views/report.js"),
+  project: () => import("./views/project.js"), compare: () => import("./views/compare.js"),
+};
+const NAMES = { overview: "Overview", metrics: "Metrics", config: "Configs", traces: "Traces", logs: "Logs", report: "Reports" };
+const top = document.getElementById("top"), side = document.getElementById("side"), main = document.getElementById("main");
+export const state = { runs: [], loaded: false, filter: "" };
+let scope = new AbortController(), drawn = "";
+
+function header(place) {
+  const run = state.runs.find((one) => one.id === place.run);
+  fill(top,
+    h("button", { class: "menu plain", "aria-label": "Runs", onclick: () => document.body.classList.toggle("side") }, "☰"),
+    h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), h("span", {}, "rlmake")),
+    h("div", { class: "where" }, place.run
+      ? [h("b", { title: place.run }, place.run), " ", run && pill(run.state, run.state), " ",
+        run && h("span", { class: "muted small wide" }, [run.type.toUpperCase(), run.last_step !== null ? `step ${number(run.last_step)}${run.max_steps ? ` of ${number(run.max_steps)}` : ""}` : null, leaf(run.model), ago(run.updated)].filter(Boolean).join(" · "))]
+      : place.view === "project" ? h("b", {}, "Experiments") : place.view === "compare" ? h("b", {}, "Compare runs") : null),
+    h("button", { class: "plain", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: theme }, "◐"),
+    h("button", { class: "plain", title: "Keys (?)", "aria-label": "Keyboard", onclick: () => help() }, "?"));
+}
+
+const leaf = (model) => (model ? model.split("/").slice(-2).join("/") : null);
+
+export function theme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* not kept then */ }
+  dispatchEvent(new Event("theme"));
+}
+
+const list = h("div", {});
+function sideOnce() {
+  fill(side, h("div", { class: "side-head" },
+    search("", (text) => { state.filter = text.toLowerCase(); listRuns(where()); }, "Filter runs", 50),
+    h("div", { class: "side-links" }, h("a", { href: "/?view=project", data: { view: "project" } }, "Experiments"), h("a", { href: "/?view=compare", data: { view: "compare" } }, "Compare"))), list);
+}
+
+function listRuns(place) {
+  for (const link of side.querySelectorAll(".side-links a")) link.classList.toggle("on", link.dataset.view === place.view);
+  const rows = state.runs.filter((run) => `${run.id} ${run.type} ${run.state} ${run.model || ""}`.toLowerCase().includes(state.filter));
+  fill(list, rows.map((run) => h("a", { class: `run ${run.id === place.run ? "on" : ""}`, href: href({ run: run.id, tab: place.run ? place.tab : null }) },
+    h("span", { class: `dot ${run.state}`, title: run.state }), h("span", { class: "name" }, run.id), h("span", { class: "faint small" }, run.type),
+    h("span", { class: "sub" }, h("span", {}, run.last_step !== null ? `step ${number(run.last_step)}${run.max_steps ? ` / ${number(run.max_steps)}` : ""}` : run.state), h("span", {}, ago(run.updated))))),
+  !rows.length && state.loaded && h("p", { class: "empty" }, state.runs.length ? "No run matches." : "No runs here yet."));
+}
+
+async function show(place) {
+  header(place);
+  listRuns(place);
+  document.body.classList.remove("side");
+  const view = place.run ? (RUN_TABS.includes(place.tab) ? place.tab : "overview") : place.view;
+  const mark = `${place.run}|${view}`;
+  scope.abort();
+  scope = new AbortController();
+  const mine = scope;
+  document.title = [place.run || place.view, "rlmake"].filter(Boolean).join(" – ");
+  if (!VIEWS[view]) return home();
+  if (mark !== drawn) main.scrollTop = 0;
+  drawn = mark;
+  const body = h("div", { class: "view" });
+  if (place.run && state.loaded && !state.runs.some((run) => run.id === place.run)) {
+    return void fill(main, empty("There is no such run", `${place.run} is not below ${state.dirs.join(", ")}.`));
+  }
+  const tabs = place.run && h("div", { class: "tabs", role: "tablist" }, RUN_TABS.map((tab, at) => h("a", { role: "tab", href: href({ run: place.run, tab }), class: tab === view ? "on" : "", "aria-selected": String(tab === view), title: `Key ${at + 1}` }, NAMES[tab])));
+  fill(main, tabs, body);
+  try {
+    const module = await VIEWS[view]();
+    if (mine.signal.aborted) return;
+    await module.show(body, place, mine.signal);
+  } catch (error) {
+    if (error.name !== "AbortError" && !mine.signal.aborted) fill(body, fault(error.message));
+  }
+}
+
+function home() {
+  if (!state.loaded) return;
+  if (!state.runs.length) {
+    return void fill(main, empty("No runs yet", h("span", {}, "Nothing below ", h("code", {}, state.dirs.join(", ")), ". Start one with ", h("code", {}, "rl @ experiments/reverse-text/rl.toml"), " or ", h("code", {}, "snakemake -c all all"), "; it appears here by itself.")));
+  }
+  go({ run: state.runs[0].id }, { replace: true });
+}
+
+export function help() {
+  const rows = [["/", "filter"], ["1 … 6", "tabs of a run"], ["j  k", "next, previous row"], ["Enter", "open the row"], ["[  ]", "previous, next episode"], ["Esc", "back"], ["e", "experiments"], ["t", "light or dark"], ["?", "this"]];
+  const box = h("dialog", { onclick: (event) => event.target === box && box.close(), onclose: () => box.remove() }, h("h2", {}, "Keys"),
+    h("table", {}, h("tbody", {}, rows.map(([key, text]) => h("tr", {}, h("td", {}, key.split("  ").map((one) => [h("kbd", {}, one), " "])), h("td", {}, text))))), h("p", {}, h("button", { onclick: () => box.close() }, "Close")));
+  document.body.append(box);
+  box.showModal();
+}
+
+async function refresh() {
+  const first = !state.loaded;
+  const found = await get("runs");
+  Object.assign(state, { runs: found.runs, dirs: found.dirs, loaded: true });
+  const place = where();
+  header(place);
+  listRuns(place);
+  if (first && (!place.run && !VIEWS[place.view] || place.run && !state.runs.some((run) => run.id === place.run))) show(place);
+}
+
+sideOnce();
+onChange(show);
+addEventListener("theme", () => show(where()));
+keys({ help, theme, show });
+show(where());
+poll({ aborted: false }, 4000, async () => {
+  try { await refresh(); } catch (error) {
+    if (!state.loaded) fill(main, fault(error.message));
+    throw error;
+  }
+});
+listen();
