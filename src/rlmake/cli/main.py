@@ -13,11 +13,16 @@ ENTRIES = {
     "orchestrator": "orchestrator by itself",
     "env-server": "server of one environment",
     "eval": "evaluation on environments",
+    "dashboard": "runs in a browser: metrics, traces, logs, configurations, reports",
 }
 
 
 def run_entry(name: str, argv: list[str]) -> int | None:
     """One of `ENTRIES` with its arguments."""
+    if name == "dashboard":
+        from rlmake.dashboard import server
+
+        return server.main(argv)
     from rlmake import config
 
     schema = {
@@ -67,6 +72,11 @@ def env_server() -> int | None:
 @entry_point
 def eval() -> int | None:
     return run_entry("eval", sys.argv[1:])
+
+
+@entry_point
+def dashboard() -> int | None:
+    return run_entry("dashboard", sys.argv[1:])
 
 
 @entry_point
