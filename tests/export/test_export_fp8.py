@@ -214,6 +214,8 @@ def test_directly_from_a_checkpoint_equals_by_way_of_bf16(tmp_path, base):
     assert one["model.layers.0.mlp.up_proj.weight"].dtype == torch.float8_e4m3fn
 
 
-def test_stacked_experts_stay_and_are_warned_of():
+def test_of_tensors_with_more_axes_only_stacked_experts_are_quantised():
     spec = Spec(torch.bfloat16, (8, 512, 512))
-    assert not fp8.is_quantized("model.layers.0.mlp.experts.gate_up_proj", spec)
+    assert fp8.is_quantized("model.layers.0.mlp.experts.gate_up_proj", spec)
+    assert not fp8.is_quantized("model.layers.0.mlp.experts.gate_up_proj_bias", spec)
+    assert not fp8.is_quantized("model.layers.0.linear_attn.conv1d.weight", spec)

@@ -76,8 +76,8 @@ env.taskset.path = "{data}/heldout.jsonl"
 lr = 1e-3
 [trainer.scheduler]
 type = "linear"
-warmup_steps = 5
-decay_steps = 10
+warmup_steps = 3
+decay_steps = 3
 [ckpt]
 interval = {interval}
 {keep}

@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,15 +211,12 @@ def report(rows: list[Row]) -> int:
     print()
     for row in rows:
         print(row)
-    counts: dict[str, Any] = {
-        verdict: [row for row in rows if row.verdict == verdict] for verdict in ("missed", "FAILED")
-    }
-    passed = len(rows) - len(counts["missed"]) - len(counts["FAILED"])
+    count = Counter(row.verdict for row in rows)
     print()
-    if counts["missed"]:
-        print(f"{len(counts['missed'])} moments did not come before the process had ended: no kill")
-    print(f"{passed} passed, {len(counts['FAILED'])} failed")
-    return 1 if counts["FAILED"] or not passed else 0
+    if count["missed"]:
+        print(f"{count['missed']} moments did not come before the process had ended: no kill")
+    print(f"{count['passed']} passed, {count['FAILED']} failed")
+    return 1 if count["FAILED"] or not count["passed"] else 0
 
 
 if __name__ == "__main__":

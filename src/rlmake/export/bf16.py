@@ -8,7 +8,7 @@ import torch
 
 from rlmake import checkpoint as ck
 from rlmake.core.errors import UserError
-from rlmake.export import assets
+from rlmake.export import assets, experts
 from rlmake.export.sources import EMBEDDING, HEAD, CheckpointSource, Spec
 from rlmake.export.staging import staged
 from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, plan_shards, write_model
@@ -58,7 +58,10 @@ def export_with(
         record = verified(folder, trust)
         source = open_source(folder / "trainer")
         _check(source, folder)
-        stated = changes(source.tensors)
+        rule, make = experts.apart(source.config, rule, make)
+        stated = changes(
+            {k: v for name, spec in source.tensors.items() for k, v in experts.names(name, spec, source.config).items()}
+        )
         outputs = {name: rule(name, spec) for name, spec in source.tensors.items()}
         with staged(out) as temporary:
             facts = write_model(temporary, source, plan_shards(outputs, max_shard), outputs, make)

@@ -11,7 +11,7 @@ import torch
 from loguru import logger
 
 from rlmake.core.errors import UserError
-from rlmake.export import assets, bf16
+from rlmake.export import assets, bf16, experts
 from rlmake.export.sources import DirectorySource, Spec
 from rlmake.export.staging import staged
 from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, same, write_model
@@ -26,10 +26,10 @@ LARGE = 2**20  # elements from which a stacked tensor that stays unquantised is 
 
 
 def is_quantized(name: str, spec: Spec) -> bool:
-    """2-D weights of linear layers: not norms, embeddings, the head, routers and gates, nor a vision tower."""
+    """Weights of linear layers, stacked experts among them: not norms, embeddings, the head, routers and gates, nor a
+    vision tower."""
     return (
-        name.endswith(".weight")
-        and len(spec.shape) == 2
+        ((name.endswith(".weight") and len(spec.shape) == 2) or experts.is_stacked(name, spec))
         and spec.dtype.is_floating_point
         and spec.dtype.itemsize > 1
         and not name.endswith(".gate.weight")
@@ -38,7 +38,13 @@ def is_quantized(name: str, spec: Spec) -> bool:
 
 
 def quantize_block(weight: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
-    """`weight` [rows, cols] → e4m3 [rows, cols] and fp32 scales [⌈rows/block⌉, ⌈cols/block⌉]. Edges count as zeros."""
+    """`weight` [rows, cols] → e4m3 [rows, cols] and fp32 scales [⌈rows/block⌉, ⌈cols/block⌉]. Edges count as zeros.
+
+    Of a stack [experts, rows, cols] each matrix has blocks of its own, and the results are stacked.
+    """
+    if weight.dim() == 3:
+        parts = [quantize_block(matrix, block) for matrix in weight]
+        return torch.stack([q for q, _ in parts]), torch.stack([scale for _, scale in parts])
     rows, cols = weight.shape
     high, wide = -(-rows // block), -(-cols // block)
     padded = torch.nn.functional.pad(weight.float(), (0, wide * block - cols, 0, high * block - rows))
@@ -55,7 +61,7 @@ def rules(block: int, rule: Rule, make: Make) -> tuple[Rule, Make]:
     def fp8_rule(name: str, spec: Spec) -> dict[str, Spec]:
         if not is_quantized(name, spec):
             return rule(name, spec)
-        grid = tuple(-(-size // block) for size in spec.shape)
+        grid = (*spec.shape[:-2], *(-(-size // block) for size in spec.shape[-2:]))
         return {name: Spec(torch.float8_e4m3fn, spec.shape), f"{name}_scale_inv": Spec(torch.float32, grid)}
 
     def fp8_make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -76,8 +82,8 @@ def settings(tensors: dict[str, Spec], block: int, where: Path) -> dict[str, Any
     if not quantized:
         raise UserError(f"{where}: holds no weight that FP8 applies to")
     for name, spec in tensors.items():
-        if len(spec.shape) > 2 and spec.numel >= LARGE:
-            logger.warning(f"{name} {list(spec.shape)} is stacked and stays bf16")
+        if len(spec.shape) > 2 and spec.numel >= LARGE and not is_quantized(name, spec):
+            logger.warning(f"{name} {list(spec.shape)} has more than two axes and stays bf16")
     kept = {name for name, spec in tensors.items() if name.endswith(".weight") and len(spec.shape) == 2}
     return {
         "quant_method": "fp8",
