@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from rlmake import checkpoint
+from rlmake.config import SFTConfig
 from rlmake.config.shared import ResumeConfig
 from rlmake.core import procs
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import RunContext, step_dir
+from rlmake.launch import train
 from rlmake.launch.attempt import allocate
 from rlmake.launch.placement import environment, gpu_ids, require_gpus, torchrun
 from rlmake.launch.progress import Display, Follower
@@ -55,6 +57,25 @@ def test_asked_resume(tmp_path):
     with pytest.raises(UserError, match="lies in the run itself"):
         starting_point(run, ResumeConfig(dir=str(step_dir(run, 10))), None)
     assert starting_point(run, None, None) == Start()
+
+
+def test_a_fork_holds_the_checkpoint_that_it_begins_from(tmp_path, monkeypatch):
+    """Retention of the other run leaves it alone while the fork runs, and is free again afterwards."""
+    other, seen = tmp_path / "other", []
+    folder = complete(other, 4)
+    complete(other, 6)
+    complete(other, 8)
+
+    def running(*_):
+        seen.append((checkpoint.is_read(folder), checkpoint.retain(other, keep_last=1)))
+        raise UserError("enough")
+
+    monkeypatch.setattr(train, "preflight", running)
+    cfg = SFTConfig(resume={"dir": str(folder)}, max_steps=9)
+    with pytest.raises(UserError, match="enough"):
+        train.run("sft", cfg, tmp_path / "run", argv=[], files=[], resume=cfg.resume, fingerprint=None, run_name="fork")
+    assert seen == [(True, [6])] and not checkpoint.is_read(folder)
+    assert checkpoint.retain(other, keep_last=1) == [4]
 
 
 def test_the_processes_are_told_a_definite_checkpoint(tmp_path):

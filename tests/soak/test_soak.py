@@ -1,4 +1,4 @@
-"""The soak's own harness at its smallest: two kills of SFT, with everything that has a state, and RL's moments exist."""
+"""The soak's own harness at its smallest: two kills of SFT, with everything that has a state; moments that exist."""
 
 import importlib
 import random

@@ -9,10 +9,10 @@ Resume, retention, export and evaluation look only at steps whose COMPLETE agree
 
 from rlmake.checkpoint.complete import newest, publish, read, resume_point, steps, verify
 from rlmake.checkpoint.halves import abort, begin, commit, disk_full, seal, writing
-from rlmake.checkpoint.readers import reading
+from rlmake.checkpoint.readers import is_mark, is_read, reading
 from rlmake.checkpoint.retention import prune_future, retain, sweep
 
 __all__ = [
-    "abort", "begin", "commit", "disk_full", "newest", "prune_future", "publish", "read", "reading", "resume_point",
-    "retain", "seal", "steps", "sweep", "verify", "writing",
+    "abort", "begin", "commit", "disk_full", "is_mark", "is_read", "newest", "prune_future", "publish", "read",
+    "reading", "resume_point", "retain", "seal", "steps", "sweep", "verify", "writing",
 ]  # fmt: skip

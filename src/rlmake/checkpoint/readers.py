@@ -38,6 +38,11 @@ def reading(folder: Path) -> Iterator[Path]:
         mark.unlink(missing_ok=True)
 
 
+def is_mark(path: Path) -> bool:
+    """Whether a file in a step's folder is a reader's mark, which comes and goes and is no part of the checkpoint."""
+    return path.match("reading-*.json")
+
+
 def is_read(folder: Path) -> bool:
     """Whether a living reader holds a mark; marks of dead ones are removed."""
     held = False

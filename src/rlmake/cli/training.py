@@ -52,7 +52,8 @@ def to_step(
 def checkpoint_files(folder: Path) -> list[dict[str, Any]]:
     """`[{path, size, blake3}]` of a complete checkpoint; the hashes of its halves are those of its own record."""
     rows = [{key: entry[key] for key in ("path", "size", "blake3")} for entry in checkpoint.read(folder)["files"]]
-    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name not in card.NAMES):
+    beside = (path for path in folder.iterdir() if path.is_file() and not checkpoint.is_mark(path))
+    for path in sorted(path for path in beside if path.name not in card.NAMES):
         rows.append({"path": path.name, "size": path.stat().st_size, "blake3": hash_file(path)})
     return sorted(rows, key=lambda row: row["path"])
 

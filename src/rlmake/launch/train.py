@@ -1,5 +1,6 @@
 """A training run on this host: `run` starts its processes, stays until they have ended and leaves nothing behind."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -46,11 +47,13 @@ def run(
     end in order, `RunDiverged` (76), and `UserError` when there is nothing to resume from or a port is in use.
     """
     run_dir = Path(run_dir).resolve()
-    with rundir.Held(run_dir):
+    with rundir.Held(run_dir), contextlib.ExitStack() as held:
         kill_leftovers(run_dir)
         link_checkpoints(run_dir, checkpoint_folder(cfg))
         asked = asked_resume(cfg)
         start = starting_point(run_dir, resume, asked.dir if asked else None)
+        if start.fork:  # the other run's retention must leave it, also for another start before our first checkpoint
+            held.enter_context(checkpoint.reading(start.fork))
         if (last := max_steps(cfg)) is not None and start.step >= last:
             if resume != "auto":
                 raise UserError(f"max_steps = {last}, and step {start.step} is trained already; raise it to go on")
