@@ -30,7 +30,14 @@ OF_RULE = {rule: (stage, store.KIND_OF_STAGE[stage]) for stage, rule in RULE_OF.
     rule: ("train", kind) for kind, rule in EXPORT_RULE.items()
 }
 ERRORS = 24  # lines of a failed job's log that are shown
-LATER = ("down", "drained", "reserved", "busy")  # reasons of sbatch for which a job would merely wait
+LATER = (
+    "not available (",
+    "down",
+    "drained",
+    "inactive",
+    "reserved",
+    "busy",
+)  # reasons of sbatch to wait, not to refuse
 
 
 def artefact_of(job: Any) -> Artefact:
