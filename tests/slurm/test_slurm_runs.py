@@ -22,7 +22,7 @@ import time
 from rlmake.models.chatml import ChatMLRenderer
 class Slow(ChatMLRenderer):
     def render(self, *args, **kwargs):
-        time.sleep(0.1)
+        time.sleep(0.15)
         return super().render(*args, **kwargs)
 """
 DATA = """
@@ -203,7 +203,7 @@ def cut(job: str) -> None:
 def test_a_time_limit_that_cuts_twice(project):
     """USR1, checkpoint, requeue from inside, twice: one submission, every step once and in order, no retry used."""
     project.sft(400)
-    driver = project.start("outputs/sft/checkpoints/step_60")
+    driver = project.start("outputs/sft/checkpoints/step_80")
     for life in (1, 2):
         before = max(project.steps("sft"), default=0)
         project.wait_for_step("sft", before + 3)
@@ -214,15 +214,15 @@ def test_a_time_limit_that_cuts_twice(project):
         hurry(job)
         until(lambda: project.training()["state"] == "RUNNING", f"life {life + 1}", 60)
     output = project.finish(driver)
-    assert project.steps("sft") == list(range(1, 61)), "nothing twice, nothing left out"
+    assert project.steps("sft") == list(range(1, 81)), "nothing twice, nothing left out"
     assert project.submissions() == 1 and "was put back into the queue" in output
     assert len(list(project.logs("sft").glob("attempt_*"))) == 3
 
 
 def test_preemption(project):
     """A job of a higher partition takes the node: SIGTERM, checkpoint within KillWait, requeued by SLURM, finished."""
-    project.sft(60, table='nodelist = "node1"\nexclusive = true')
-    driver = project.start("outputs/sft/checkpoints/step_60")
+    project.sft(24, table='nodelist = "node1"\nexclusive = true')
+    driver = project.start("outputs/sft/checkpoints/step_24")
     project.wait_for_step("sft", 3)
     high = slurm("sbatch", "--parsable", "-p", "high", "-w", "node1", "--exclusive", "-o", "/dev/null",
                  "--wrap", "sleep 5").strip()  # fmt: skip
@@ -230,16 +230,16 @@ def test_preemption(project):
     until(lambda: high not in slurm("squeue", "-h", "-o", "%i").split(), "the other job is over", 60)
     hurry(project.training()["id"])
     project.finish(driver)
-    assert project.steps("sft") == list(range(1, 61)), "the checkpoint was saved at SIGTERM: nothing is trained twice"
+    assert project.steps("sft") == list(range(1, 25)), "the checkpoint was saved at SIGTERM: nothing is trained twice"
     assert project.submissions() == 1
 
 
 def test_a_node_goes_down(project):
     """The job of a lost node is requeued by SLURM and goes on elsewhere from its last checkpoint."""
-    project.sft(40)
+    project.sft(16)
     text = (project.folder / "experiments/sft.toml").read_text().replace("interval = 1000", "interval = 4")
     project.write("experiments/sft.toml", text)
-    driver = project.start("outputs/sft/checkpoints/step_40")
+    driver = project.start("outputs/sft/checkpoints/step_16")
     project.wait_for_step("sft", 6)
     node = slurm("squeue", "-h", "-j", project.training()["id"], "-o", "%N").strip()
     try:
@@ -250,16 +250,16 @@ def test_a_node_goes_down(project):
     finally:
         slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
     twice = [step for step, count in Counter(project.steps("sft")).items() if count > 1]
-    assert sorted(set(project.steps("sft"))) == list(range(1, 41)) and len(twice) <= 4
+    assert sorted(set(project.steps("sft"))) == list(range(1, 17)) and len(twice) <= 4
     assert project.submissions() == 1
 
 
 def test_two_nodes_and_a_killed_rank(project):
     """SFT over two nodes; a rank on the second dies: named with node and rank, allocation free, retried, finished."""
-    project.sft(30, place=NODES + "num_train_nodes = 2")
+    project.sft(14, place=NODES + "num_train_nodes = 2")
     text = (project.folder / "experiments/sft.toml").read_text().replace("interval = 1000", "interval = 5")
     project.write("experiments/sft.toml", text)
-    driver = project.start("outputs/sft/checkpoints/step_30")
+    driver = project.start("outputs/sft/checkpoints/step_14")
     project.wait_for_step("sft", 6)
     rank = next(pid for pid in project.processes("rlmake.trainer.sft @") if _environment(pid).get("RANK") == "1")
     first = project.training()["id"]
@@ -269,7 +269,7 @@ def test_two_nodes_and_a_killed_rank(project):
     assert time.monotonic() - killed < 60
     output = project.finish(driver)
     assert "trainer 1 (node" in output and "killed by SIGKILL" in output and "rank 1" in output, output[-5000:]
-    assert sorted(set(project.steps("sft"))) == list(range(1, 31))
+    assert sorted(set(project.steps("sft"))) == list(range(1, 15))
     logs = project.logs("sft") / "latest"
     assert os.readlink(logs / "trainer.log") == "trainer/node_0.log" and (logs / "trainer" / "node_1.log").is_file()
     ranks = list(logs.glob("trainer/torchrun/job_*/attempt_0/0/stderr.log"))
