@@ -266,14 +266,21 @@ def _asked(words: Sequence[str]) -> str:
 
 def _why(said: str, words: Sequence[str]) -> str:
     text = said.lower()
-    if "partition" in text:
-        wanted = next((words[i + 1] for i, word in enumerate(words) if word == "-p"), "")
-        wanted = next((word.partition("=")[2] for word in words if word.startswith("--partition=")), wanted)
-        return f"there is no partition '{wanted}'{nearest(wanted, partitions())}; there are {', '.join(partitions())}"
     if "account" in text:
-        return f"the account does not exist or is not yours ({said})"
+        account = _given(words, "-A", "--account=")
+        return f"there is no account '{account}', or it is not yours, or not for this partition"
+    if "partition" in text:
+        wanted = _given(words, "-p", "--partition=")
+        return f"there is no partition '{wanted}'{nearest(wanted, partitions())}; there are {', '.join(partitions())}"
     if "node configuration" in text or "node count" in text:
         answer = slurm.ask("sinfo", "-h", "-o", "%R: %D nodes of %c CPUs, %m MB, %G")
         there = "; ".join(answer.stdout.splitlines()) if answer is not None else ""
         return f"no partition has such nodes, or so many ({there})"
     return said
+
+
+def _given(words: Sequence[str], short: str, long: str) -> str:
+    """The value of an option in a command line."""
+    found = [words[i + 1] for i, word in enumerate(words) if word == short]
+    found += [word.removeprefix(long) for word in words if word.startswith(long)]
+    return found[0] if found else ""
