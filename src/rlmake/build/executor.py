@@ -25,14 +25,13 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from rlmake.build import store, submission
 from rlmake.build.workflow import or_leave
 from rlmake.core import slurm
-from rlmake.core.errors import UserError
+from rlmake.core.errors import RunFailed, UserError
 
 common_settings = plugin.common_settings
 DONE = "done"  # in the place of a job's id: the work was there when it was to be submitted
 SLOWEST = 60.0  # seconds between two looks at the queue
 MISSES = 3  # looks at the queue that do not show a job before it counts as vanished
-BUSY = ("timed out", "unable to contact", "busy", "temporarily", "connection refused")  # sbatch: try again
-RETRY_SECONDS = (2, 5, 15, 30)
+RETRY_SECONDS = (2, 5, 15, 30, 60, 60)  # for a controller that is busy or away
 ARRAY = 50  # tasks of one array: their names stand in its comment
 FINAL = {
     2: "a mistake that another try would repeat",
@@ -56,6 +55,7 @@ class Executor(plugin.Executor):
         self._misses: dict[str, int] = {}
         self._told: dict[str, str] = {}  # job → its state as it was last seen
         self._down_since: float | None = None
+        self._cancelled = False
         super().__init__(workflow, logger)  # starts the thread that looks at the queue
 
     def __post_init__(self, test_mode: bool = False) -> None:
@@ -88,6 +88,8 @@ class Executor(plugin.Executor):
                 call = self._sbatch(job, log)
                 number = self._submit(call, submission.script([self._command(job)], artefact), job, artefact)
                 self._driver.note(artefact, number)
+            if self._cancelled:
+                slurm.cancel([number])
             self._follow(job, number, self._log_of(job, number), f"submitted as SLURM job {number}")
 
     def run_array_jobs(self, jobs: list[Any]) -> None:
@@ -153,7 +155,7 @@ class Executor(plugin.Executor):
             if answer.returncode == 0 and number.isdigit():
                 return number
             said = " ".join(answer.stderr.split()) or f"unexpected answer {answer.stdout!r}"
-            if wait is None or not any(word in said.lower() for word in BUSY):
+            if wait is None or not submission.is_busy(said):
                 raise UserError(f"sbatch: {said}; the call was: {call}")
             self.logger.warning(f"{said}; trying again in {wait} s")
             time.sleep(wait)
@@ -162,9 +164,13 @@ class Executor(plugin.Executor):
         raise AssertionError
 
     def _find(self, job: Any, artefact: store.Artefact) -> slurm.Job | None:
-        jobs = slurm.queue()
-        if jobs is None:
-            raise UserError("squeue does not answer: whether this work is queued already cannot be known")
+        for wait in RETRY_SECONDS:
+            if (jobs := slurm.queue()) is not None:
+                break
+            self.logger.warning(f"squeue does not answer; trying again in {wait} s")
+            time.sleep(wait)
+        else:
+            raise RunFailed("squeue does not answer: whether this work is queued already cannot be known")
         here = self.workflow.workdir_init
         return slurm.find(jobs, _comment(job), here) or self._driver.noted(artefact, jobs, here)
 
@@ -193,7 +199,7 @@ class Executor(plugin.Executor):
         except Exception as error:
             text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             for job in jobs:
-                if isinstance(error, UserError):
+                if isinstance(error, UserError) and not isinstance(error, RunFailed):
                     _no_retry(job)
                 self._report_job_error_threadsafe(SubmittedJobInfo(job), f"{text}\n")
 
@@ -280,6 +286,7 @@ class Executor(plugin.Executor):
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """At Ctrl-C: cancel what this driver submitted, and what drivers submitted that are dead."""
+        self._cancelled = True  # what is being submitted in this moment is cancelled where it is
         numbers = [info.external_jobid for info in active_jobs if info.external_jobid not in (None, DONE)]
         mine = [number for number in numbers if not self._driver.of_another(number)]
         if left := sorted(set(numbers) - set(mine)):

@@ -29,6 +29,7 @@ SCHEMA = 1
 OF_RULE = {rule: (stage, store.KIND_OF_STAGE[stage]) for stage, rule in RULE_OF.items()} | {
     rule: ("train", kind) for kind, rule in EXPORT_RULE.items()
 }
+BUSY = ("timed out", "unable to contact", "busy", "temporarily", "connection refused")
 ERRORS = 24  # lines of a failed job's log that are shown
 LATER = (
     "not available (",
@@ -246,9 +247,14 @@ def impossible(call: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     said = " ".join(answer.stderr.split())
-    if answer.returncode == 0 or any(word in said.lower() for word in LATER):
+    if answer.returncode == 0 or is_busy(said) or any(word in said.lower() for word in LATER):
         return None
     return f"SLURM would refuse {_asked(words)}: {_why(said, words)}"
+
+
+def is_busy(said: str) -> bool:
+    """Whether an error of SLURM's commands is about the controller, not about the job."""
+    return any(word in said.lower() for word in BUSY)
 
 
 def _asked(words: Sequence[str]) -> str:
