@@ -45,7 +45,7 @@ def kill(driver: subprocess.Popen) -> None:
 @pytest.fixture
 def held():
     """The default partition takes jobs and starts none, until `release` is called."""
-    slurm("scontrol", "update", "PartitionName=gpu", "State=INACTIVE")
+    slurm("scontrol", "update", "PartitionName=gpu", "State=DOWN")
     yield lambda: slurm("scontrol", "update", "PartitionName=gpu", "State=UP")
     slurm("scontrol", "update", "PartitionName=gpu", "State=UP")
 
@@ -77,7 +77,7 @@ def test_a_killed_driver_is_followed_by_one_that_attaches(toys, held, moment):
     if moment == "pending":
         held()
         build(toys, "outputs/t/model/weights", "outputs/t/data/data")
-        slurm("scontrol", "update", "PartitionName=gpu", "State=INACTIVE")
+        slurm("scontrol", "update", "PartitionName=gpu", "State=DOWN")
     driver = toys.start(*PROFILE, target)
     until(lambda: trainings(toys), "a training is submitted")
     if moment == "running":
@@ -155,7 +155,7 @@ def test_a_failure_is_in_the_drivers_output_and_a_mistake_is_not_tried_again(toy
 def test_a_queued_job_trains_what_was_planned(toys, held):
     held()
     build(toys, "outputs/t/model/weights", "outputs/t/data/data")
-    slurm("scontrol", "update", "PartitionName=gpu", "State=INACTIVE")
+    slurm("scontrol", "update", "PartitionName=gpu", "State=DOWN")
     driver = toys.start(*PROFILE, "outputs/t/sft/weights")
     until(lambda: trainings(toys), "a training is submitted")
     toys.edit("t/sft.toml", "lr = 1e-3", "lr = 1e-1")

@@ -20,19 +20,31 @@ from rlmake.build import resources, submission
 from rlmake.config import dump
 from rlmake.config.shared import SlurmConfig
 from rlmake.core import slurm
-from rlmake.core.errors import ConfigError, Fault, UserError
+from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 from rlmake.core.jsonio import read_json, write_bytes, write_json
 from rlmake.launch.attempt import Attempt
 
 SCHEMA = 1
 MARK = "RLMAKE_SUBMITTED"  # set in the job, to the run directory: there the run is started, not submitted again
+VALUES = (
+    "entry", "run_name", "options", "nodes", "project_dir", "config_dir", "log_dir", "output_dir", "exports",
+    "pre_run_command", "command", "config",
+)  # fmt: skip
 LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 LOCAL_TYPES = ("tmpfs", "ramfs", "overlay")
 
 
 def in_own_job(run_dir: Path) -> bool:
-    """Whether this process is the job that was submitted for the run."""
-    return slurm.own_job() is not None and os.environ.get(MARK) == str(run_dir.resolve())
+    """Whether this process is the job that was submitted for the run: the script says so, or else the record."""
+    if slurm.own_job() is None:
+        return False
+    return os.environ.get(MARK) == str(run_dir.resolve()) or _submitted(run_dir) == slurm.own_job()
+
+
+def _submitted(run_dir: Path) -> str | None:
+    """The last job that was submitted for the run."""
+    path = run_dir / "launcher" / "job.json"
+    return read_json(path)["job"] if path.is_file() else None
 
 
 def is_requeued() -> bool:
@@ -41,10 +53,9 @@ def is_requeued() -> bool:
 
 def live_job(run_dir: Path) -> slurm.Job | None:
     """The job of a run that is queued or running."""
-    path = run_dir / "launcher" / "job.json"
-    if not path.is_file() or not slurm.here():
+    number = _submitted(run_dir)
+    if number is None or not slurm.here():
         return None
-    number = read_json(path)["job"]
     return next((job for job in slurm.queue() or () if job.id == number and job.live), None)
 
 
@@ -62,6 +73,7 @@ def check(cfg: Any, kind: str) -> list[str]:
     project = Path(table.project_dir)
     if not project.is_dir():
         raise ConfigError(Fault(f"{table.project_dir}: no such directory", "slurm.project_dir"))
+    template(table.template_path)
     options = submission.options(resources.of(kind, dump(cfg)), training=kind in ("rl", "sft"))
     if why := _unseen(project.resolve(), submission.partition(table.partition)):
         raise ConfigError(Fault(why, "slurm.project_dir"))
@@ -96,7 +108,7 @@ def submit(
         "config": config,
     }
     script = launcher / f"{kind}.sbatch"
-    write_bytes(script, render(table.template_path, values).encode())
+    write_bytes(script, _jinja().from_string(template(table.template_path)).render(values).encode())
     print(f"script: {script}")
     print(f"resolved configuration: {resolved}")
     if dry_run:
@@ -141,24 +153,35 @@ def exports(cfg: Any, run_dir: Path, name: str, attempt: Attempt) -> dict[str, s
     return found
 
 
-def render(template: str | None, values: dict[str, Any]) -> str:
-    """The script. Raises `ConfigError` for a template that is missing or asks for what there is not."""
+def template(path: str | None) -> str:
+    """The text of the script's template. Raises `ConfigError` for one that is missing, broken, or asks for what there
+    is not."""
+    import jinja2
+    from jinja2 import meta
+
+    if path is None:
+        return package.files("rlmake.launch").joinpath("job.sbatch.j2").read_text(encoding="utf-8")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        wanted = meta.find_undeclared_variables(_jinja().parse(text))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            Fault(f"{path}: {getattr(error, 'strerror', None) or error}", "slurm.template_path")
+        ) from None
+    except jinja2.TemplateError as error:
+        raise ConfigError(Fault(f"{path}: {error}", "slurm.template_path")) from None
+    if unknown := sorted(wanted - set(VALUES)):
+        fault = f"{path}: there is no '{unknown[0]}'{nearest(unknown[0], VALUES)}; there are {', '.join(VALUES)}"
+        raise ConfigError(Fault(fault, "slurm.template_path"))
+    return text
+
+
+def _jinja() -> Any:
     import jinja2
 
-    if template is None:
-        text = package.files("rlmake.launch").joinpath("job.sbatch.j2").read_text(encoding="utf-8")
-    else:
-        try:
-            text = Path(template).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(Fault(f"{template}: {error.strerror}", "slurm.template_path")) from None
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
-    try:
-        return environment.from_string(text).render(values)
-    except jinja2.TemplateError as error:
-        known = ", ".join(values)
-        raise ConfigError(Fault(f"{template}: {error}; known here: {known}", "slurm.template_path")) from None
+    return environment
 
 
 def _directive(option: str) -> str:
