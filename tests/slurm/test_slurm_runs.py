@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from slurm_tools import ROOT, SOON, clean_up, hurry, jobs, live, slurm, until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 PROFILE = ("--profile", "profiles/slurm", *SOON, "--quiet", "rules", "host", "--")
 SLOW = """
 import time
 from rlmake.models.chatml import ChatMLRenderer
 class Slow(ChatMLRenderer):
     def render(self, *args, **kwargs):
-        time.sleep(0.15)
+        time.sleep(0.06)
         return super().render(*args, **kwargs)
 """
 DATA = """
@@ -32,7 +32,7 @@ kind = "data"
 type = "pydoc-phrases"
 min_chars = 4
 max_chars = 8
-num_train = 256
+num_train = 3000
 num_heldout = 16
 copy_share = 0.4
 """
@@ -139,7 +139,7 @@ class Project:
         command = [sys.executable, "-m", "rlmake.cli.main", *arguments]
         return subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120)
 
-    def finish(self, driver: subprocess.Popen, seconds: float = 400) -> str:
+    def finish(self, driver: subprocess.Popen, seconds: float = 600) -> str:
         output, _ = driver.communicate(timeout=seconds)
         assert driver.returncode == 0, output[-6000:]
         return output
@@ -161,7 +161,7 @@ class Project:
     def submissions(self) -> int:
         return sum(job["comment"].startswith("rule_train_") for job in jobs(self.folder))
 
-    def wait_for_step(self, run: str, step: int, seconds: float = 150) -> None:
+    def wait_for_step(self, run: str, step: int, seconds: float = 300) -> None:
         until(lambda: max(self.steps(run), default=0) >= step, f"step {step} of {run}", seconds)
 
     def processes(self, word: str) -> list[int]:
@@ -320,7 +320,7 @@ def test_submission_by_the_entry_point(project):
     tail = subprocess.Popen([sys.executable, "-m", "rlmake.cli.main", "tail", "d"], cwd=project.folder, env=project.env,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
     metrics = project.folder / "outputs/d/monitors/file/metrics.jsonl"
-    until(lambda: metrics.is_file() and metrics.read_text().count("loss/mean") >= 3, "three steps", 120)
+    until(lambda: metrics.is_file() and metrics.read_text().count("loss/mean") >= 3, "three steps", 300)
     cut(job)
     until(lambda: jobs_of(project)[-1]["state"] == "PENDING", "requeued", 120)
     slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20")
