@@ -64,7 +64,8 @@ def first_fit_decreasing(lengths: Sequence[int], seq_len: int) -> list[Row]:
     """Longest first, each into the first row with room. O(n log n): a tree of maxima finds that row."""
     if any(n > seq_len for n in lengths):
         raise ValueError(f"a sample of {max(lengths)} tokens is longer than a row of {seq_len}")
-    size = 1 << max(0, len(lengths) - 1).bit_length()
+    most = min(len(lengths), 2 * sum(lengths) // seq_len + 2)  # any two rows together hold more than seq_len
+    size = 1 << max(0, most - 1).bit_length()
     room = [seq_len] * (2 * size)  # room[1] is the root, leaf i is room[size + i]: what row i can still take
     rows: list[Row] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -79,8 +80,11 @@ def first_fit_decreasing(lengths: Sequence[int], seq_len: int) -> list[Row]:
         rows[row].append(index)
         room[node] -= need
         while node > 1:
-            node //= 2
-            room[node] = max(room[2 * node], room[2 * node + 1])
+            left, right, node = room[node & ~1], room[node | 1], node // 2
+            most_room = left if left > right else right
+            if room[node] == most_room:
+                break
+            room[node] = most_room
     return rows
 
 
@@ -115,7 +119,7 @@ def balance(costs: Sequence[float], ranks: int) -> list[list[int]]:
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
     heap = []
     for number, start in enumerate(range(0, len(order), ranks)):
-        parts = [(costs[i], [i]) for i in order[start : start + ranks]]
+        parts = [(costs[i], i, i) for i in order[start : start + ranks]]  # cost, first index, tree of indices
         heap.append((parts[-1][0] - parts[0][0], number, parts))  # minus the spread
     heapq.heapify(heap)
     while len(heap) > 1:
@@ -124,12 +128,24 @@ def balance(costs: Sequence[float], ranks: int) -> list[list[int]]:
         # heaviest with lightest: the spreads of the two cancel as far as they can
         right = sorted(right, key=lambda part: (part[0], part[1]))
         left = sorted(left, key=lambda part: (-part[0], part[1]))
-        merged = [(a + b, x + y) for (a, x), (b, y) in zip(left, right, strict=True)]
+        merged = [(a + b, first, (x, y)) for (a, first, x), (b, _, y) in zip(left, right, strict=True)]
         merged.sort(key=lambda part: (-part[0], part[1]))
         heapq.heappush(heap, (merged[-1][0] - merged[0][0], number, merged))
-    parts = [list(indices) for _, indices in heap[0][2]] if heap else [[] for _ in range(ranks)]
+    parts = [_leaves(tree) for _, _, tree in heap[0][2]] if heap else [[] for _ in range(ranks)]
     _swap(parts, costs)
     return [sorted(part) for part in sorted(parts, key=lambda part: min(part, default=0))]
+
+
+def _leaves(tree: Any) -> list[int]:
+    """Indices of nested pairs, from left to right; lists joined at each merge would cost O(n²)."""
+    found, stack = [], [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, tuple):
+            stack += (node[1], node[0])
+        else:
+            found.append(node)
+    return found
 
 
 def _swap(parts: list[list[int]], costs: Sequence[float], rounds: int = 100, limit: int = 2048) -> None:
@@ -141,10 +157,26 @@ def _swap(parts: list[list[int]], costs: Sequence[float], rounds: int = 100, lim
         if gap <= 0 or len(parts[heavy]) > limit:
             return
         own, other = (np.array([costs[i] for i in parts[k]]) for k in (heavy, light))
-        after = np.abs(gap - 2 * (own[:, None] - other[None, :]))
-        a, b = divmod(int(after.argmin()), len(other))
-        if after[a, b] >= gap:
+        a, b, after = _best_swap(own, other, gap)
+        if after >= gap:
             return
         parts[heavy][a], parts[light][b] = parts[light][b], parts[heavy][a]
         loads[heavy] -= own[a] - other[b]
         loads[light] += own[a] - other[b]
+
+
+def _best_swap(own: np.ndarray, other: np.ndarray, gap: float) -> tuple[int, int, float]:
+    """The pair whose exchange leaves the least difference of two parts that now differ by `gap`; that difference.
+
+    Of equally good pairs the first counts, as if all were tried. O(n log n): each of `own` looks for its two nearest.
+    """
+    order = np.argsort(other, kind="stable")
+    values = other[order]
+    above = np.minimum(np.searchsorted(values, own - gap / 2), len(values) - 1)
+    below = np.searchsorted(values, values[np.maximum(above - 1, 0)])  # the first of those equal to it
+    candidates = np.stack([order[above], order[below]])
+    after = np.abs(gap - 2 * (own - other[candidates]))
+    first = np.where(after[0] == after[1], candidates.min(0), np.where(after[0] < after[1], *candidates))
+    best = after.min(0)
+    a = int(best.argmin())
+    return a, int(first[a]), float(best[a])

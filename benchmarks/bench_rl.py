@@ -1,0 +1,131 @@
+"""The orchestrator by itself: CPU per episode, event-loop stalls, packing, and what asynchronous collection brings.
+
+    python benchmarks/bench_rl.py [overhead] [packing] [asynchronous]
+
+`overhead`: the real orchestrator in this process, everything around it scripted in another (`rl_stand_in.py`); its CPU
+time over the episodes it finished, and the longest time that its event loop was late. `packing`: 100,000 samples onto
+8 ranks. `asynchronous`: steps per hour against lock-step with episodes whose time has a long tail. CPU times and ratios
+in one run: they hold on a machine that is shared, the lag only on an idle one.
+"""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from loguru import logger
+from verifiers.v1.serve import EnvClient
+
+from rlmake.config import OrchestratorConfig, parse
+from rlmake.core.rundir import RunContext
+from rlmake.envs.client import EnvHandle, EnvTask
+from rlmake.orchestrator.orchestrator import Orchestrator
+from rlmake.orchestrator.packing import CostModel, plan
+
+QWEN3_8B = {
+    "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 12288, "vocab_size": 151936,
+}  # fmt: skip
+
+
+def run(*, tokens: int, latency: tuple[float, float], steps: int, batch: int, inflight: int, train_s: float, **more):
+    """One run to its end; (CPU seconds of the orchestrator, episodes, wall seconds, worst lag in ms)."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = {"tokens": tokens, "latency": latency, "steps": steps, "train_s": train_s}
+        command = [sys.executable, str(Path(__file__).with_name("rl_stand_in.py")), folder, json.dumps(given)]
+        around = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            place = json.loads(around.stdout.readline())
+            return asyncio.run(_run(Path(folder), place, tokens, steps, batch, inflight, more))
+        finally:
+            around.kill()
+            around.wait()
+
+
+async def _run(folder: Path, place: dict, tokens: int, steps: int, batch: int, inflight: int, more: dict):
+    raw = {
+        "model": {"name": "toy", "client": {"base_url": place["url"]}}, "renderer": {"name": "qwen3"},
+        "batch_size": batch, "seq_len": tokens, "max_steps": steps, "output_dir": str(folder),
+        "concurrency": {"min_inflight": inflight, "max_inflight": inflight},
+        "train": {"group_size": 8, "source": [{"name": "toy", "env": {"taskset": {"id": "toy"}}}]},
+        "monitors": {"file": None}, **more,
+    }  # fmt: skip
+    ctx = RunContext(folder, "run", "run", 1, None, folder / "configs/attempt_1", folder / "logs")
+    orchestrator = Orchestrator(parse(OrchestratorConfig, raw), ctx)
+
+    async def connect(split, sources):
+        tasks = [EnvTask(n, f"k{n}", "", "Task", {"idx": n, "prompt": "p" * 256}) for n in range(1000)]
+        return {one.name: EnvHandle(one.name, iter(tasks), True, EnvClient(place["address"])) for one in sources}
+
+    orchestrator._connect = connect
+    lags: list[float] = []
+    task = asyncio.ensure_future(orchestrator.run())
+    while not hasattr(orchestrator, "lag"):
+        await asyncio.sleep(0.01)
+    report = orchestrator.lag.report
+
+    def noted() -> dict[str, float]:
+        lags.extend(orchestrator.lag.lags)
+        return report()
+
+    orchestrator.lag.report = noted
+    started, cpu = time.monotonic(), time.process_time()  # connected, nothing dispatched yet
+    ended, count = orchestrator.accounts.end, 0
+
+    def end(env: str, ok: bool) -> None:
+        nonlocal count
+        count += 1
+        ended(env, ok)
+
+    orchestrator.accounts.end = end
+    await task
+    return time.process_time() - cpu, count, time.monotonic() - started, 1e3 * max(lags, default=0.0)
+
+
+def overhead() -> None:
+    for tokens in (512, 4096):
+        cpu, episodes, _, lag = run(
+            tokens=tokens, latency=(5.0, 0.3), steps=4, batch=1024, inflight=2048, train_s=0.1, max_off_policy_steps=8
+        )
+        print(
+            f"overhead, {tokens} tokens a trace, 2,048 in flight: {1e3 * cpu / episodes:.2f} ms CPU per episode "
+            f"({episodes} episodes), event loop late by {lag:.0f} ms at most"
+        )
+
+
+def packing() -> None:
+    draw = random.Random(0)
+    lengths = [min(8192, max(16, int(draw.lognormvariate(6.5, 1.0)))) for _ in range(100_000)]
+    cost = CostModel.of_config(QWEN3_8B)
+    began = time.process_time()
+    ranks = plan(lengths, 8192, 8, cost)
+    seconds = time.process_time() - began
+    rows = [row for rank in ranks for row in rank]
+    padding = 1 - sum(lengths) / (8192 * len(rows))
+    loads = [sum(cost([lengths[i] for i in row]) for row in rank) for rank in ranks]
+    print(
+        f"packing 100,000 samples: {seconds:.2f} s CPU, padding {100 * padding:.2f} %, "
+        f"rank imbalance {100 * (max(loads) / (sum(loads) / len(loads)) - 1):.3f} %"
+    )
+
+
+def asynchronous() -> None:
+    given = {"tokens": 512, "latency": (0.4, 1.0), "steps": 20, "batch": 64, "inflight": 128, "train_s": 0.2}
+    hours = {}
+    for name, deterministic in (("lock-step", True), ("asynchronous", False)):
+        _, _, seconds, _ = run(**given, deterministic=deterministic)
+        hours[name] = 3600 * given["steps"] / seconds
+        print(f"{name}: {hours[name]:.0f} steps an hour")
+    gain = hours["asynchronous"] / hours["lock-step"]
+    print(f"asynchronous against lock-step, episodes of 0.4 s with sigma 1.0: {gain:.2f} x")
+
+
+if __name__ == "__main__":
+    logger.remove()
+    logger.add(sys.stderr, level="ERROR")
+    for name in sys.argv[1:] or ("overhead", "packing", "asynchronous"):
+        {"overhead": overhead, "packing": packing, "asynchronous": asynchronous}[name]()
