@@ -37,6 +37,14 @@ test-slurm: env
 	@$(BIN)/python tests/slurm/cluster.py run -- $(BIN)/python -m pytest tests/slurm; code=$$?; \
 	$(BIN)/python tests/slurm/cluster.py down; exit $$code
 
+# A run of two sources, each of whose processes is killed once; several minutes.
+test-crash: env
+	$(BIN)/python -m pytest soak/test_crash.py
+
+# The orchestrator by itself: CPU per episode, event-loop stalls, packing, asynchronous against lock-step.
+bench-rl: env
+	$(BIN)/python benchmarks/bench_rl.py
+
 # Ratios against named peers, measured in one run; see docs/benchmarks.md.
 bench: env
 	$(BIN)/python benchmarks/bench_exact.py

@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 
 from loguru import logger
-from verifiers.v1.serve import EnvClient
 
 from rlmake.config import OrchestratorConfig, parse
 from rlmake.core.rundir import RunContext
 from rlmake.envs.client import EnvHandle, EnvTask
+from rlmake.envs.wire import Wire
 from rlmake.orchestrator.orchestrator import Orchestrator
 from rlmake.orchestrator.packing import CostModel, plan
 
@@ -59,7 +59,7 @@ async def _run(folder: Path, place: dict, tokens: int, steps: int, batch: int, i
 
     async def connect(split, sources):
         tasks = [EnvTask(n, f"k{n}", "", "Task", {"idx": n, "prompt": "p" * 256}) for n in range(1000)]
-        return {one.name: EnvHandle(one.name, iter(tasks), True, EnvClient(place["address"])) for one in sources}
+        return {one.name: EnvHandle(one.name, iter(tasks), True, Wire(place["address"])) for one in sources}
 
     orchestrator._connect = connect
     lags: list[float] = []

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
-from verifiers.v1.serve import EnvClient
 from verifiers.v1.utils.loaders import load_taskset
 
 from rlmake.core.errors import RunFailed, UserError
 from rlmake.envs import address as addresses
 from rlmake.envs import plugins
+from rlmake.envs.wire import Wire
 from rlmake.models.renderer import typed_config
 
 _SERVERS_WORDS = re.compile(r"(\w+): (.*)", re.DOTALL)
@@ -61,7 +61,7 @@ class EnvHandle:
 
     agents: tuple[str, ...] = ("agent",)
 
-    def __init__(self, name: str, tasks: Iterator[EnvTask], bounded: bool, client: EnvClient):
+    def __init__(self, name: str, tasks: Iterator[EnvTask], bounded: bool, client: Wire):
         self.name = name
         self._client = client
         self._iterator = tasks
@@ -82,9 +82,9 @@ class EnvHandle:
         deadline = time.monotonic() + timeout
         tasks, bounded = await asyncio.to_thread(_load_tasks, source)
         target = await _await_address(source.name, address, run_id, deadline)
-        client = EnvClient(target)
+        client = Wire(target)
         try:
-            await client.wait_for_server_startup(max(1.0, deadline - time.monotonic()), interval=0.25)
+            await client.start(max(1.0, deadline - time.monotonic()))
         except TimeoutError:
             await client.close()
             raise RunFailed(f"env {source.name!r}: no answer from its server at {target} in {timeout:.0f} s") from None
