@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 CORES  ?= all
 STAMP  := $(VENV)/.installed
 
-.PHONY: env demo algorithms test lint bench bench-export smollm2 soak clean
+.PHONY: env demo algorithms test test-slurm test-crash lint bench bench-rl bench-export smollm2 soak clean
 
 env: $(STAMP)
 
