@@ -36,7 +36,7 @@ class Engine:
     def __init__(self, delay=0.004, run_id="run"):
         self.delay, self.run_id = delay, run_id
         self.weights, self.loaded, self.paused, self.requests, self.busy_updates = b"", [], False, [], 0
-        self.running = 0
+        self.running = self.preempted = 0
 
     async def start(self):
         app = web.Application()
@@ -62,7 +62,7 @@ class Engine:
     async def metrics(self, _):
         label, usage = f'{{model_name="{MODEL}"}}', min(1.0, self.running / 64)
         lines = [f"vllm:num_requests_running{label} {self.running}", f"vllm:num_requests_waiting{label} 0"]
-        lines += [f"vllm:kv_cache_usage_perc{label} {usage}", f"vllm:num_preemptions_total{label} 0"]
+        lines += [f"vllm:kv_cache_usage_perc{label} {usage}", f"vllm:num_preemptions_total{label} {self.preempted}"]
         lines += [f"vllm:{kind}_tokens_total{label} {len(self.requests) * 4}" for kind in ("prompt", "generation")]
         lines += ['vllm:cache_config_info{block_size="16",num_gpu_blocks="256"} 1']
         return web.Response(text="\n".join(lines))

@@ -3,12 +3,15 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from loguru import logger
 
 from rlmake.orchestrator.metrics import stats
 
 TICK_SECONDS = 0.1
+SMALL_BATCH, SMALL_GROUP = 64, 8  # the page's floors
+GROUP_RELATIVE = ("grpo", "max_rl", "hierarchical_grpo", "echo")
 REPEAT_STEPS = 10  # a warning that stays true is repeated this rarely
 
 
@@ -27,6 +30,20 @@ class LoopLag:
     def report(self) -> dict[str, float]:
         lags, self.lags = self.lags, []
         return stats("event_loop_lag", lags)
+
+
+def advise(config: Any) -> None:
+    """The page's advice on sizes, once at the start of a run."""
+    if config.batch_size is not None and config.batch_size < SMALL_BATCH:
+        logger.warning(
+            f"batch_size = {config.batch_size} is small: below {SMALL_BATCH} rollouts a step the gradient is noisy"
+        )
+    for source in config.train.source:
+        if source.algo.type in GROUP_RELATIVE and source.group_size < SMALL_GROUP:
+            logger.warning(
+                f"source '{source.name}': group_size = {source.group_size} is small: below {SMALL_GROUP} rollouts a "
+                "task too many groups have equal rewards and no signal"
+            )
 
 
 class Warnings:

@@ -23,7 +23,7 @@ from rlmake.orchestrator.batches import Packer
 from rlmake.orchestrator.engines import Engines
 from rlmake.orchestrator.evaluation import Evaluator
 from rlmake.orchestrator.groups import Groups
-from rlmake.orchestrator.health import LoopLag, Warnings
+from rlmake.orchestrator.health import LoopLag, Warnings, advise
 from rlmake.orchestrator.lockstep import LockStep
 from rlmake.orchestrator.metrics import Clock, Progress, Window
 from rlmake.orchestrator.queue import Queue
@@ -44,6 +44,7 @@ class Orchestrator:
         if not config.train.source:
             raise UserError("orchestrator.train.source: needs at least one source")
         self.config, self.ctx = config, ctx
+        advise(config)
         adapter = config.model.lora and config.model.lora.name
         self.engines = Engines(config.model.client, config.model.name, ctx, adapter)
         folder = checkpoints.resume_folder(config, ctx.run_dir)
