@@ -72,10 +72,6 @@ def test_more_tasks_than_there_are(tmp_path, source, message):
     ("source", "message"),
     [
         ({"type": "made"}, "source.*task"),
-        (
-            {"type": "made", "task": "kuhn-poker", "num_heldout": 0, "fault_share": 0.1},
-            "fault_share: must be 0 for kuhn",
-        ),
         ({"type": "made", "task": "kuhn-poker"}, "num_heldout: must be 0 for kuhn"),
         ({"type": "pydoc-phrases", "hint_share": 0.5}, "hint: is needed"),
         ({"type": "pydoc-phrases", "hint": "x"}, "hint: must contain"),
@@ -99,6 +95,16 @@ def test_hinted_phrases(tmp_path):
         assert row["messages"][-1]["content"] == row["target"]
     plain = [row for row in rows if len(row["messages"]) == 2]
     assert {row["messages"][1]["content"] == row["prompt"] for row in plain} == {True, False}
+
+
+def test_moves_of_the_warm_start_go_by_the_card():
+    """With a fault share of 0.8, a king is active in 0.2 + 0.8/2 of its moves, a jack in the rest of that."""
+    seen: dict[str, list[bool]] = {card: [] for card in kuhn_poker.CARDS}
+    for row in kuhn_poker.rows(3000, False, 0, 0.8):
+        ask, reply = (message["content"] for message in row["messages"][:2])
+        seen[ask[5]].append(reply in ("bet", "call"))
+    shares = {card: sum(moves) / len(moves) for card, moves in seen.items()}
+    assert shares == pytest.approx({"J": 0.4, "Q": 0.5, "K": 0.6}, abs=0.06)
 
 
 def uniform():

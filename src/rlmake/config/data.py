@@ -51,9 +51,8 @@ class MadeTasks(Config):
 
     @model_validator(mode="after")
     def _checked(self):
-        if self.task == "kuhn-poker" and (self.fault_share or self.num_heldout):
-            key = "fault_share" if self.fault_share else "num_heldout"
-            raise Refused((key, "must be 0 for kuhn-poker: its rows are hands played at random"))
+        if self.task == "kuhn-poker" and self.num_heldout:
+            raise Refused(("num_heldout", "must be 0 for kuhn-poker, which has twelve situations in all"))
         return self
 
 

@@ -5,7 +5,9 @@
                       └ bet ► second: fold (+1) or call: showdown for 2
 
 A reply that is not the active word (bet, call) counts as the passive one (check, fold), whatever it says. So a policy
-is twelve probabilities of the active reply, one for each card and history. The warm start plays at random.
+is twelve probabilities of the active reply, one for each card and history.
+
+The fault of a warm start: a move at random. All others go by the card: active with a king, passive with a jack.
 """
 
 from collections.abc import Mapping
@@ -102,7 +104,7 @@ def exploitability(policy: Policy) -> float:
 
 
 def rows(number: int, heldout: bool, seed: int, fault_share: float) -> list[made.Row]:
-    """Conversations of one player in hands where both move at random. There is nothing to hold out: 12 situations."""
+    """Conversations of one player, `fault_share` of whose moves are random. Nothing to hold out: 12 situations."""
     chance = Random(derive("made", TASK, "draw", heldout, seed))
     found = []
     for index in range(number):
@@ -110,6 +112,8 @@ def rows(number: int, heldout: bool, seed: int, fault_share: float) -> list[made
         seats: tuple[list, list] = ([], [])
         while not over:
             seat, active = SEATS[history], chance.random() < 0.5
+            if chance.random() >= fault_share and deal[seat] != "Q":
+                active = deal[seat] == "K"
             reply = PASSIVE_ACTIVE[history][active]
             seats[seat].extend([made.user(prompt(deal[seat], history)), made.assistant(reply)])
             history, over = follow(history, active)
