@@ -50,6 +50,9 @@ class ActivationCheckpointing(Config):
 
     mode: Literal["full", "selective"] = runtime("full", "Whole blocks, or parts of them.")
     freq: int = runtime(1, "Every how many blocks.", ge=1)
+    targets: list[Literal["norm", "attn_proj", "mlp"]] = runtime(
+        lambda: ["norm"], "Parts that mode 'selective' recomputes."
+    )
 
 
 class LoRAConfig(Config):
@@ -141,6 +144,8 @@ class TrainerCommon(Config):
         faults = schedule_faults(self.scheduler, self.max_steps)
         if on_cpu and self.model.attn.startswith("flash"):
             faults.append(("model.attn", f"{self.model.attn} needs a GPU; the CPU has 'exact'"))
+        if self.model.cp > 1 and self.model.attn == "exact":
+            faults.append(("model.attn", "'exact' knows no model.cp above 1; use 'varlen'"))
         if self.optim.type == "muon" and self.model.fsdp_cpu_offload:
             faults.append(("model.fsdp_cpu_offload", "does not work with muon"))
         if self.trace_path is not None and (self.max_steps is None or self.max_steps >= 10):

@@ -107,10 +107,6 @@ def _targets(model: nn.Module, asked: Sequence[str]) -> list[str]:
     return names
 
 
-def is_adapted(model: nn.Module) -> bool:
-    return any(True for _ in _adapter_parameters(model))
-
-
 def parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The adapter's parameters by name; empty for a model without one."""
     return list(_adapter_parameters(model))

@@ -36,8 +36,11 @@ class PackedRow:
     def to(self, device: torch.device) -> "PackedRow":
         if device.type == "cpu":
             return self
+        # From pageable memory the copy would wait for everything that the GPU has still to do.
         tensors = {
-            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
+            name: value.pin_memory().to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
         }
         return PackedRow(**{**vars(self), **tensors})
 

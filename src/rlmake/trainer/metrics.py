@@ -60,21 +60,22 @@ class TokenStatistics:
     """Collects values per token over a step's micro-batches, and describes them over all ranks."""
 
     def __init__(self) -> None:
-        self._values: dict[str, list[np.ndarray]] = defaultdict(list)
-        self._envs: dict[str, list[np.ndarray]] = defaultdict(list)
+        self._kept: dict[str, list[tuple[Tensor, Tensor, np.ndarray]]] = defaultdict(list)
 
     def add(self, name: str, values: Tensor, mask: Tensor, envs: np.ndarray) -> None:
         """`values` [N] where `mask` [N] is set; `envs` [N] (objects) names each token's environment."""
-        chosen = mask.cpu().numpy()
-        self._values[name].append(values.detach().float().cpu().numpy()[chosen])
-        self._envs[name].append(envs[chosen])
+        self._kept[name].append((values.detach().float(), mask, envs))
 
     def describe(self, world: World, by_env: tuple[str, ...], plain: tuple[str, ...]) -> dict[str, float]:
         """`<name>/all/<stat>` and `<name>/<env>/<stat>` for `by_env`, `<name>/<stat>` for `plain`; every rank calls it.
 
         Statistics: mean, median, std, min, max, over the tokens of the whole step. What no token has is left out.
         """
-        mine = {name: (np.concatenate(v), np.concatenate(self._envs[name])) for name, v in self._values.items()}
+        mine = {}
+        for name, kept in self._kept.items():  # read from the device here, once, and not while it still has to compute
+            chosen = [(values.cpu().numpy(), mask.cpu().numpy(), envs) for values, mask, envs in kept]
+            values = np.concatenate([values[mask] for values, mask, _ in chosen])
+            mine[name] = (values, np.concatenate([envs[mask] for _, mask, envs in chosen]))
         gathered = world.gather(mine)
         found: dict[str, float] = {}
         for name in (*by_env, *plain):

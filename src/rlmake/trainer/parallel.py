@@ -1,32 +1,38 @@
-"""How a model is spread over the ranks and made fast, from outside: recomputation → compile → FSDP2, block by block."""
+"""How a model is spread over the ranks and made fast, from outside: recomputation → compile → FSDP2, block by block.
 
-import functools
+On one GPU nothing is sharded (`masters`): FSDP's copies and hooks would cost there and bring nothing.
+"""
+
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
 
 from rlmake.trainer.families import Plan
+from rlmake.trainer.masters import Masters
+from rlmake.trainer.recompute import recompute
 from rlmake.trainer.world import World
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def parallelise(root: nn.Module, blocks: list[nn.Module], config: Any, world: World) -> None:
-    """Apply `config` (`trainer.model`) to `root`, in place. Gradients are summed over ranks, never averaged."""
+def parallelise(root: nn.Module, plan: Plan, model: nn.Module, config: Any, world: World) -> Masters | None:
+    """Apply `config` (`trainer.model`) to `root`, which holds `model`; the masters where its weights are only copies.
+
+    Gradients are summed over ranks, not averaged.
+    """
+    blocks = plan.blocks(model)
     if config.ac is not None:
-        random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in root.modules())
-        for block in blocks[:: config.ac.freq]:
-            block.gradient_checkpointing = True
-            block._gradient_checkpointing_func = functools.partial(
-                checkpoint, use_reentrant=False, preserve_rng_state=random
-            )
+        recompute(root, blocks, config.ac)
+    whole = world.alone and not config.fsdp_cpu_offload
+    masters = Masters(root.to(world.device), DTYPES[config.compute_dtype]) if whole else None
     if config.compile is not None:
         for block in blocks:
-            block.compile(fullgraph=config.compile.fullgraph)
-    _shard(root, blocks, config, world)
+            block.compile(fullgraph=config.compile.fullgraph, dynamic=False)
+    if not whole:
+        _shard(root, blocks, config, world)
+    return masters
 
 
 def _shard(root: nn.Module, blocks: list[nn.Module], config: Any, world: World) -> None:
@@ -36,9 +42,10 @@ def _shard(root: nn.Module, blocks: list[nn.Module], config: Any, world: World) 
         "mesh": world.mesh if world.mesh["dp_replicate"].size() > 1 else world.mesh["dp_shard"],
         "offload_policy": CPUOffloadPolicy() if config.fsdp_cpu_offload else OffloadPolicy(),
     }
+    reshard = config.reshard_after_forward and world.mesh["dp_shard"].size() > 1
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     for block in blocks:
-        fully_shard(block, mp_policy=policy, reshard_after_forward=config.reshard_after_forward, **options)
+        fully_shard(block, mp_policy=policy, reshard_after_forward=reshard, **options)
     # The root's own inputs are ids and temperatures: temperatures must not be rounded to the compute type.
     root_policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     fully_shard(root, mp_policy=root_policy, reshard_after_forward=False, **options)

@@ -5,27 +5,27 @@ new version, save. Batch s trains v(s−1) into v(s); before the first wait, v(s
 what is trained from here, also after a resume.
 """
 
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from loguru import logger
 
-from rlmake.config import TrainerConfig, load_resolved
-from rlmake.core import log
+from rlmake.config import TrainerConfig
 from rlmake.core.errors import RunFailed, UserError, entry_point
-from rlmake.core.procs import die_with_parent
 from rlmake.core.rundir import RunContext
 from rlmake.models import exact, lora
-from rlmake.monitors import Monitors, setup
-from rlmake.trainer import losses
+from rlmake.monitors import Monitors
+from rlmake.trainer import losses, process
 from rlmake.trainer import world as worlds
-from rlmake.trainer.batch import of_micro_batch
+from rlmake.trainer.batch import PackedRow, of_micro_batch
+from rlmake.trainer.fake import FakeReceiver
 from rlmake.trainer.metrics import TokenStatistics, performance
 from rlmake.trainer.model import load_model
 from rlmake.trainer.parallel import flops_per_token, peak_flops
-from rlmake.trainer.training import SAVED_AND_LEFT, Training, prepare
+from rlmake.trainer.training import SAVED_AND_LEFT, Training
 from rlmake.trainer.views import TokenViews
 from rlmake.trainer.weights import write_adapter, write_weights
 from rlmake.transport import Batch, WeightSender, broadcast, open_receiver
@@ -43,7 +43,9 @@ def train(config: TrainerConfig, ctx: RunContext, world: worlds.World, monitors:
     training = Training(config, ctx, world, model, facts)
     training.resume()
     rl_loss, token_wise = losses.build(config.loss)
-    receiver = open_receiver(config.rollout_transport, ctx, world.rank, world.size)
+    if world.context is not None and not token_wise:
+        raise UserError("loss.type: 'custom' sees whole sequences, which no rank has with model.cp above 1")
+    receiver, halves = open_batches(training)
     sender = WeightSender(ctx.run_dir, ctx) if world.master else None
     views = TokenViews(monitors.recorder(ctx.run_id))
     send(training, sender)
@@ -54,18 +56,9 @@ def train(config: TrainerConfig, ctx: RunContext, world: worlds.World, monitors:
         metrics = step(training, batch, rl_loss, token_wise, views)
         with training.clock.measure("broadcast_weights"):
             send(training, sender)
-        metrics |= training.clock.take() | {"time/step": time.perf_counter() - start}
-        monitors.log(training.step, metrics)  # before the save: a kill behind it must not lose the row
         views.write(training.step)
-        warn_of_waiting(metrics)
-        leaving = training.leaving()
-        if training.checkpoint_due(leaving):
-            with training.clock.measure("save_ckpt"):
-                training.save({}, HALVES)
-            monitors.log(training.step, training.clock.take())
-        if leaving and not training.done():
-            training.saver.wait()
-            logger.info(f"saved step {training.step} and leaving, as asked")
+        warn_of_waiting(training.clock.times["wait_for_batch"], time.perf_counter() - start)
+        if training.end_step(metrics, start, monitors, dict, halves):
             return SAVED_AND_LEFT
     training.saver.wait()
     receiver.close()
@@ -79,14 +72,15 @@ def step(
     world, device, clock = training.world, training.world.device, training.clock
     start = time.perf_counter()
     with clock.measure("load_data"):
-        rows = [of_micro_batch(micro_batch) for micro_batch in batch.micro_batches]
+        rows = [mine(training, *of_micro_batch(micro_batch)) for micro_batch in batch.micro_batches]
         counts = global_counts(world, batch, rows)
     statistics, scalars = TokenStatistics(), []
     with clock.measure("forward_backward"):
         total = torch.zeros(5, dtype=torch.float64, device=device)  # rl, ce, ref_kl sums; tokens that are NaN; tokens
-        for micro_batch, (row, streams, envs) in zip(batch.micro_batches, rows, strict=True):
+        for micro_batch, (row, here, envs) in zip(batch.micro_batches, rows, strict=True):
+            streams = here.to(device)
             logprobs, entropy = training.policy(row.to(device))
-            outputs = losses.compute(logprobs, streams.to(device), counts, rl_loss, token_wise)
+            outputs = losses.compute(logprobs, streams, counts, rl_loss, token_wise)
             outputs.loss.backward()
             total[:3] += outputs.sums
             total[3] += not_a_number(logprobs, streams)
@@ -110,6 +104,14 @@ def step(
     return metrics | performance(rate, flops, peak_flops(device), world)
 
 
+def mine(training: Training, row: PackedRow, streams: losses.Streams, envs: np.ndarray) -> tuple:
+    """This rank's share of a row (all of it without context parallelism), and what belongs to its tokens."""
+    piece, chosen = training.policy.piece(row)
+    if chosen is None:
+        return row, streams, envs
+    return piece, streams.take(chosen, piece.empty), envs[chosen.numpy()]
+
+
 def global_counts(world: worlds.World, batch: Batch, rows: list) -> torch.Tensor:
     """float64 [3]: N of rl, ce, ref_kl over all ranks and micro-batches; must be what the orchestrator counted."""
     mine = sum((streams.counts() for _, streams, _ in rows), torch.zeros(3, dtype=torch.float64))
@@ -124,12 +126,21 @@ def global_counts(world: worlds.World, batch: Batch, rows: list) -> torch.Tensor
 
 def not_a_number(logprobs: torch.Tensor, streams: losses.Streams) -> torch.Tensor:
     """How many tokens that count have a log-probability that is NaN, on either side (a mask test would hide them)."""
-    counted = streams.loss_mask.to(logprobs.device)
-    return ((logprobs.detach().isnan() | streams.inference_logprobs.to(logprobs.device).isnan()) & counted).sum()
+    return ((logprobs.detach().isnan() | streams.inference_logprobs.isnan()) & streams.loss_mask).sum()
+
+
+def open_batches(training: Training) -> tuple[Any, tuple[str, ...]]:
+    """Where batches come from, and the halves that a checkpoint of the run has: made-up ones know no orchestrator."""
+    config, ctx, world = training.config, training.ctx, training.world
+    if config.data.fake is None:
+        return open_receiver(config.rollout_transport, ctx, *world.rows), HALVES
+    return FakeReceiver(config, ctx, training.model_config.vocab_size, *world.rows), HALVES[:1]
 
 
 def send(training: Training, sender: WeightSender | None) -> None:
     """Broadcast `v{training.step}` and wait until the receiver has accepted it; every rank calls it."""
+    if training.config.data.fake is not None:
+        return  # nobody samples
     dtype = torch.float32 if training.policy.exact else torch.bfloat16
     named, timeout = training.policy.named(), training.config.weight_broadcast.timeout
     adapter = training.facts["lora"]
@@ -162,34 +173,11 @@ def means(scalars: list[dict[str, torch.Tensor]]) -> dict[str, float]:
     return {name: sum(f[name].item() for f in scalars if name in f) / len(scalars) for name in sorted(names)}
 
 
-def warn_of_waiting(metrics: dict[str, float]) -> None:
-    waited = metrics["time/wait_for_batch"]
-    active = metrics["time/step"] - waited
+def warn_of_waiting(waited: float, step: float) -> None:
+    active = step - waited
     if waited > max(active, 1.0):
         logger.warning(f"waited {waited:.1f} s for the batch, worked {active:.1f} s: inference is the bottleneck")
 
 
-def main() -> int:
-    die_with_parent()
-    if len(sys.argv) != 3 or sys.argv[1] != "@":
-        raise UserError("usage: python -m rlmake.trainer.rl @ <resolved>/trainer.json")
-    config = load_resolved(TrainerConfig, sys.argv[2])
-    log.setup("trainer", config.log.level, config.log.json_logging)
-    ctx = RunContext.from_env(config.output_dir)
-    prepare(config)
-    world = worlds.start(
-        gpu=config.device == "cuda",
-        threads=config.cpu_threads,
-        dp_replicate=config.model.dp_replicate,
-        timeout_s=config.dist_timeout_seconds,
-    )
-    monitors = setup(config.monitors, "trainer", ctx, world.rank)
-    try:
-        return train(config, ctx, world, monitors)
-    finally:
-        monitors.close()
-        world.close()
-
-
 if __name__ == "__main__":
-    entry_point(main)()
+    entry_point(process.run)(TrainerConfig, train)

@@ -4,31 +4,30 @@ Loss: `Σ −log p(target) over trained tokens / their number in the whole step`
 """
 
 import math
-import sys
 import time
 from typing import Any
 
 import torch
-from loguru import logger
 
-from rlmake.config import SFTConfig, load_resolved
-from rlmake.core import log
+from rlmake.config import SFTConfig
 from rlmake.core.errors import UserError, entry_point
-from rlmake.core.procs import die_with_parent
 from rlmake.core.rundir import RunContext
-from rlmake.monitors import Monitors, setup
+from rlmake.monitors import Monitors
+from rlmake.trainer import process
 from rlmake.trainer import world as worlds
 from rlmake.trainer.data.loader import SFTLoader
 from rlmake.trainer.metrics import performance
 from rlmake.trainer.model import load_model
 from rlmake.trainer.parallel import flops_per_token, peak_flops
-from rlmake.trainer.training import SAVED_AND_LEFT, Training, prepare
+from rlmake.trainer.training import SAVED_AND_LEFT, Training
+
+HALVES = ("trainer",)
 
 
 def train(config: SFTConfig, ctx: RunContext, world: worlds.World, monitors: Monitors) -> int:
     """Run to `max_steps`; returns the exit code. Raises `Diverged`, `UserError`."""
     model, facts = load_model(config)
-    training = Training(config, ctx, world, model, facts)
+    training = Training(config, ctx, world, model, facts, rows=config.data.micro_batch_size)
     loader = make_loader(config, config.data, training)
     validation = make_loader(config, config.val.data, training, epochs=1) if config.val else None
     state = training.resume()
@@ -41,20 +40,16 @@ def train(config: SFTConfig, ctx: RunContext, world: worlds.World, monitors: Mon
         metrics = step(training, loader)
         if validation is not None and training.step % config.val.interval == 0:
             metrics |= validate(training, validation)
-        metrics |= training.clock.take() | {"time/step": time.perf_counter() - start}
-        monitors.log(training.step, metrics)  # before the save: a kill behind it must not lose the row
-        leaving = training.leaving()
-        if training.checkpoint_due(leaving):
-            with training.clock.measure("save_ckpt"):
-                training.save({"loader": loader.state(), "progress": loader.metrics()}, halves=("trainer",))
-            monitors.log(training.step, training.clock.take())
-        if leaving and not training.done():
-            training.saver.wait()
-            logger.info(f"saved step {training.step} and leaving, as asked")
+        if training.end_step(metrics, start, monitors, lambda: saved(loader), HALVES):
             return SAVED_AND_LEFT
     training.saver.wait()
     loader.close()
     return 0
+
+
+def saved(loader: SFTLoader) -> dict[str, Any]:
+    """What a checkpoint's `state.json` holds beside what every trainer has."""
+    return {"loader": loader.state(), "progress": loader.metrics()}
 
 
 def step(training: Training, loader: SFTLoader) -> dict[str, float]:
@@ -89,6 +84,7 @@ def step(training: Training, loader: SFTLoader) -> dict[str, float]:
 
 def negative_log_likelihood(training: Training, row: Any) -> torch.Tensor:
     """Σ −log p over the row's trained tokens; exactly 0, with a gradient, for a dummy row."""
+    row, _ = training.policy.piece(row)
     logprobs, _ = training.policy(row.to(training.world.device))
     return logprobs.sum() * 0.0 if row.empty else -logprobs.sum()
 
@@ -111,33 +107,11 @@ def validate(training: Training, loader: SFTLoader) -> dict[str, float]:
 
 def make_loader(config: SFTConfig, data: Any, training: Training, epochs: int | None = None) -> SFTLoader:
     """The loader of this rank. A row is micro_batch_size · ranks at least, so `batch_size` must be a multiple."""
-    world, vocab = training.world, training.model_config.vocab_size
-    if epochs is None and data.batch_size % (world.size * data.micro_batch_size):
-        raise UserError(f"data.batch_size {data.batch_size} is no multiple of {world.size} ranks × micro_batch_size")
-    return SFTLoader(data, config.renderer, config.tokenizer, vocab, world.rank, world.size, epochs)
-
-
-def main() -> int:
-    die_with_parent()
-    if len(sys.argv) != 3 or sys.argv[1] != "@":
-        raise UserError("usage: python -m rlmake.trainer.sft @ <resolved>/sft.json")
-    config = load_resolved(SFTConfig, sys.argv[2])
-    log.setup("trainer", config.log.level, config.log.json_logging)
-    ctx = RunContext.from_env(config.output_dir)
-    prepare(config)
-    world = worlds.start(
-        gpu=config.device == "cuda",
-        threads=config.cpu_threads,
-        dp_replicate=config.model.dp_replicate,
-        timeout_s=config.dist_timeout_seconds,
-    )
-    monitors = setup(config.monitors, "trainer", ctx, world.rank)
-    try:
-        return train(config, ctx, world, monitors)
-    finally:
-        monitors.close()
-        world.close()
+    (share, shares), vocab = training.world.rows, training.model_config.vocab_size
+    if epochs is None and data.batch_size % (shares * data.micro_batch_size):
+        raise UserError(f"data.batch_size {data.batch_size} is no multiple of {shares} ranks × micro_batch_size")
+    return SFTLoader(data, config.renderer, config.tokenizer, vocab, share, shares, epochs)
 
 
 if __name__ == "__main__":
-    entry_point(main)()
+    entry_point(process.run)(SFTConfig, train)

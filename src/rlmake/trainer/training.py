@@ -2,8 +2,10 @@
 
 import gc
 import math
+import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ from rlmake import checkpoint as records
 from rlmake.core.errors import RunFailed
 from rlmake.core.jsonio import write_json
 from rlmake.core.rundir import RunContext, step_dir
+from rlmake.monitors import Monitors
 from rlmake.trainer import checkpoint, gradients, optim, rng, schedule
 from rlmake.trainer.families import plan_of
 from rlmake.trainer.ledger import Ledger
 from rlmake.trainer.metrics import Clock
 from rlmake.trainer.parallel import parallelise
-from rlmake.trainer.policy import Policy, head_chunk
+from rlmake.trainer.policy import make_policy
 from rlmake.trainer.saver import Saver
 from rlmake.trainer.world import World
 from rlmake.transport import ask_half
@@ -39,15 +42,22 @@ class Diverged(RunFailed):
 class Training:
     """The state of a run in this rank. `step` is the last one finished; it continues with `step + 1`."""
 
-    def __init__(self, config: Any, ctx: RunContext, world: World, model: torch.nn.Module, facts: dict[str, Any]):
-        """`model`: plain, on the CPU, weights loaded. `facts`: what goes into `model.json`."""
+    def __init__(
+        self,
+        config: Any,
+        ctx: RunContext,
+        world: World,
+        model: torch.nn.Module,
+        facts: dict[str, Any],
+        rows: int = 1,
+    ):
+        """`model`: plain, on the CPU, weights loaded. `facts`: contents of `model.json`. `rows`: in a micro-batch."""
         self.config, self.ctx, self.world, self.facts = config, ctx, world, facts
         rng.seed_all(config.seed, world.rank)
         self.plan = plan_of(model.config.model_type)
         self.model_config = model.config
-        exact = config.model.attn == "exact"
-        self.policy = Policy(model.train(), exact, head_chunk(config.model))
-        parallelise(self.policy, self.plan.blocks(model), config.model, world)
+        self.policy = make_policy(model, config.model, config.model.seq_len * rows, world)
+        self.policy.masters = parallelise(self.policy, self.plan, model, config.model, world)
         self.optimizer = optim.build(config.optim, self.policy.named())
         optim.ensure_state(self.optimizer)
         self.factor = schedule.build(config.scheduler, config.optim.lr, config.max_steps)
@@ -70,6 +80,7 @@ class Training:
         asked, run_dir = self.config.resume, self.ctx.run_dir
         folder = Path(self.world.on_master(lambda: str(records.resume_point(run_dir, asked.step, asked.dir))))
         checkpoint.load(folder, self.policy.named(), None if self.skips("optimizer") else self.optimizer, self.world)
+        self.policy.refresh()
         state = checkpoint.read_state(folder)
         self.step = state["step"]
         self.ledger = Ledger(self.ctx, state["ledger"], write=self.world.master)
@@ -105,6 +116,7 @@ class Training:
             self._diverged(step, loss, norm, not_a_number)
         optim.set_lr(self.optimizer, lr)
         self.optimizer.step()
+        self.policy.refresh()
         self.optimizer.zero_grad(set_to_none=True)
         self.step = step
         if self.config.gc is not None and step % self.config.gc.interval == 0:
@@ -127,6 +139,28 @@ class Training:
         self.world.on_master(lambda: write_json(self.ctx.run_dir / "diverged.json", record))
         self.saver.wait()
         raise Diverged(f"step {step} diverged: {cause}; the weights of step {step - 1} were not changed")
+
+    def end_step(
+        self,
+        metrics: dict[str, float],
+        start: float,
+        monitors: Monitors,
+        extra: Callable[[], dict[str, Any]],
+        halves: tuple[str, ...],
+    ) -> bool:
+        """Report the step that began at `start`, and save it where that is due; whether to leave now, as asked."""
+        metrics |= self.clock.take() | {"time/step": time.perf_counter() - start}
+        monitors.log(self.step, metrics)  # before the save: a kill behind it must not lose the row
+        leaving = self.leaving()
+        if self.checkpoint_due(leaving):
+            with self.clock.measure("save_ckpt"):
+                self.save(extra(), halves)
+            monitors.log(self.step, self.clock.take())
+        if leaving and not self.done():
+            self.saver.wait()
+            logger.info(f"saved step {self.step} and leaving, as asked")
+            return True
+        return False
 
     def checkpoint_due(self, leaving: bool) -> bool:
         """Whether the step just finished is to be saved: by interval, the last one, or on request."""
@@ -175,8 +209,5 @@ def prepare(config: Any) -> None:
     """Process-wide settings of torch that must precede any computation."""
     torch.set_float32_matmul_precision(config.matmul_precision)
     if config.deterministic and config.device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or products may differ from run to run
         torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def since(start: float) -> float:
-    return time.perf_counter() - start

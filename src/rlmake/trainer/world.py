@@ -18,14 +18,38 @@ from rlmake.core.errors import ConfigError, Fault, RunFailed, UserError
 
 
 @dataclass(frozen=True)
+class Context:
+    """Neighbouring ranks that share rows."""
+
+    group: Any
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
 class World:
-    """`control` is a gloo group of all ranks for small host-side messages."""
+    """`control` is a gloo group of all ranks for small host-side messages.
+
+    `context`: the ranks that share each row with this one, and this one's place among them; None where it has its own.
+    """
 
     rank: int
     size: int
     device: torch.device
     mesh: DeviceMesh
     control: Any
+    context: "Context | None" = None
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """(which share of the rows is this rank's, how many shares there are)."""
+        size = self.context.size if self.context else 1
+        return self.rank // size, self.size // size
+
+    @property
+    def alone(self) -> bool:
+        """One GPU and no other rank."""
+        return self.size == 1 and self.device.type == "cuda"
 
     @property
     def master(self) -> bool:
@@ -87,14 +111,17 @@ class World:
         dist.destroy_process_group()
 
 
-def start(*, gpu: bool, threads: int, dp_replicate: int = 1, timeout_s: float = 3600.0) -> World:
+def start(*, gpu: bool, threads: int, dp_replicate: int = 1, cp: int = 1, timeout_s: float = 3600.0) -> World:
     """Join the process group that torchrun's environment names; started by hand, be a world of one.
 
-    `threads` are this process's on a CPU. Raises `ConfigError` when the ranks do not fit `dp_replicate`.
+    `threads` are this process's on a CPU. The ranks that share a row (`cp`) also share the model's shards. Raises
+    `ConfigError` when the ranks do not fit `dp_replicate` and `cp`.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if size % dp_replicate:
-        raise ConfigError(Fault(f"{dp_replicate} does not divide the {size} ranks", "trainer.model.dp_replicate"))
+        raise ConfigError(Fault(f"{dp_replicate} does not divide the {size} ranks", "model.dp_replicate"))
+    if size // dp_replicate % cp:
+        raise ConfigError(Fault(f"{cp} does not divide the {size // dp_replicate} ranks of a copy", "model.cp"))
     if gpu:
         if not torch.cuda.is_available():
             raise UserError("no GPU here that torch can use; deployment.num_train_gpus = 0 trains on the CPU")
@@ -112,4 +139,12 @@ def start(*, gpu: bool, threads: int, dp_replicate: int = 1, timeout_s: float = 
     mesh = init_device_mesh(
         device.type, (dp_replicate, size // dp_replicate), mesh_dim_names=("dp_replicate", "dp_shard")
     )
-    return World(rank, size, device, mesh, dist.new_group(backend="gloo", timeout=limits["timeout"]))
+    control = dist.new_group(backend="gloo", timeout=limits["timeout"])
+    return World(rank, size, device, mesh, control, _context(device, rank, size, cp))
+
+
+def _context(device: torch.device, rank: int, size: int, cp: int) -> Context | None:
+    if cp == 1:
+        return None
+    mesh = init_device_mesh(device.type, (size // cp, cp), mesh_dim_names=("rows", "cp"))
+    return Context(mesh["cp"].get_group(), rank % cp, cp)

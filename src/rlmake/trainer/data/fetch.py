@@ -60,11 +60,11 @@ def _renderers(renderer: Any, tokenizer: Any):
 
 
 def _fake(index: int, data: Any, vocab_size: int) -> Tokens:
-    """A made-up sample of `seq_len` tokens, or of a quarter of it and more; every token trains."""
+    """A made-up sample of `seq_len` tokens, or of a log-normal number with a sixteenth as median; all of it trains."""
     generator = np.random.Generator(np.random.PCG64(derive(data.seed, "fake", index)))
-    length = (
-        data.seq_len if data.length == "fixed" else int(generator.integers(data.seq_len // 4 + 1, data.seq_len + 1))
-    )
+    length = data.seq_len
+    if data.length == "variable":
+        length = int(np.clip(generator.lognormal(np.log(data.seq_len / 16)), 1, data.seq_len))
     if data.input_ids == "increasing":
         ids = np.arange(index, index + length + 1) % vocab_size
     else:

@@ -34,8 +34,27 @@ class Streams:
     sequences: list[int]
 
     def to(self, device: torch.device) -> "Streams":
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: value.pin_memory().to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
         return Streams(**{**vars(self), **moved})
+
+    def take(self, chosen: Tensor, empty: bool) -> "Streams":
+        """The tokens `chosen` [M] as one run; nothing of them counts where they only fill an `empty` row."""
+
+        def part(name: str) -> Tensor | None:
+            values = getattr(self, name)
+            if values is None:
+                return None
+            counts = name in ("loss_mask", "rl_weights", "ce_weights", "ref_kl_weights")
+            return torch.zeros_like(values[chosen]) if empty and counts else values[chosen]
+
+        names = [name for name in vars(self) if name != "sequences"]
+        return Streams(**{name: part(name) for name in names}, sequences=[len(chosen)])
 
     @property
     def rl_members(self) -> Tensor:

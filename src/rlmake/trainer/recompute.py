@@ -1,0 +1,38 @@
+"""Activation checkpointing: whole blocks, or chosen parts of them, are computed again in the backward pass."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from rlmake.core.errors import UserError
+
+# What `model.ac.targets` may name: modules of a block by the last part of their path.
+TARGETS = {
+    "norm": lambda name: name.endswith("norm"),
+    "attn_proj": lambda name: name in ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp": lambda name: name == "mlp",
+}
+
+
+def recompute(root: nn.Module, blocks: list[nn.Module], config: Any) -> None:
+    """Apply `model.ac` to every `freq`-th block, in place. Raises `UserError` for a target that a block lacks."""
+    dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in root.modules())
+    again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=dropout)
+    for block in blocks[:: config.freq]:
+        if config.mode == "full":
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = again
+        else:
+            for target in config.targets:
+                _parts(block, target, again)
+
+
+def _parts(block: nn.Module, target: str, again: Callable) -> None:
+    found = [module for name, module in block.named_modules() if TARGETS[target](name.rpartition(".")[2])]
+    if not found:
+        raise UserError(f"model.ac.targets: a block of this model has no part '{target}'")
+    for module in found:
+        module.forward = functools.partial(again, module.forward)
