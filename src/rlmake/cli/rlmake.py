@@ -12,6 +12,7 @@ from rlmake.build.names import OUTPUTS
 from rlmake.build.registry import Registry
 from rlmake.build.workflow import amount
 from rlmake.cli.tail import VERBS as TAIL
+from rlmake.cli.inspect import VERBS as INSPECT
 from rlmake.core.errors import UserError
 from rlmake.export.cli import VERBS as EXPORT
 from rlmake.report.overview import VERBS as OVERVIEW
@@ -106,6 +107,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "ls": ls,
     "verify": verify,
     **TAIL,
+    **INSPECT,
     **EXPORT,
     **SUMMARY,
     **OVERVIEW,

@@ -88,6 +88,9 @@ class TrainerModelConfig(Config):
     dp_replicate: int = runtime(1, "Copies of the sharded model.", ge=1)
     cp: int = runtime(1, "Ranks that share one row (context parallel).", ge=1)
     ep: int | Literal["auto"] = runtime("auto", "Ranks that share the experts.")
+    freeze_moe_router: Literal["auto"] | bool = semantic(
+        "auto", "Leave the routers of a mixture of experts as they are; auto: true for RL, false for SFT."
+    )
     lora: LoRAConfig | None = semantic(None, "Train adapters only.")
 
     @model_validator(mode="after")
@@ -157,6 +160,8 @@ class TrainerCommon(Config):
 
     def settle(self, *, rl: bool) -> None:
         """Resolve what differs between RL and SFT."""
+        if self.model.freeze_moe_router == "auto":
+            self.model.freeze_moe_router = rl
         if self.optim.weight_decay == "auto":
             self.optim.weight_decay = 0.0 if rl else 0.01
 

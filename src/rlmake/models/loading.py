@@ -91,6 +91,7 @@ def assign(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> No
     A tied head may be among them if it equals the embedding. Raises `UserError` naming `where` and the tensor.
     """
     wanted = expected(model)
+    tensors = _stacked(tensors, wanted)
     extra = set(tensors) - set(wanted) - ({HEAD} if model.config.tie_word_embeddings else set())
     if missing := sorted(set(wanted) - set(tensors)):
         raise UserError(f"{where}: tensor {missing[0]} is missing ({len(missing)} in all)")
@@ -105,6 +106,30 @@ def assign(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> No
     with torch.no_grad():
         for name in wanted:
             state[name].copy_(tensors[name])
+
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+
+
+def _stacked(tensors: dict[str, torch.Tensor], wanted: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Experts that lie apart, as hubs keep them, in the form transformers computes with: all of a layer in one tensor,
+    [experts, 2 · width, hidden] of gate and up projections and [experts, hidden, width] of down projections."""
+    apart = [match for name in tensors if name not in wanted and (match := EXPERT.fullmatch(name))]
+    if not apart:
+        return tensors
+    found = {name: tensor for name, tensor in tensors.items() if not EXPERT.fullmatch(name)}
+    for stem in sorted({match[1] for match in apart}):
+        count = 1 + max(int(match[2]) for match in apart if match[1] == stem)
+
+        def one(kind: str, stem: str = stem, count: int = count) -> torch.Tensor:
+            return torch.stack([tensors[f"{stem}.{index}.{kind}.weight"] for index in range(count)])
+
+        try:
+            found[f"{stem}.gate_up_proj"] = torch.cat([one("gate_proj"), one("up_proj")], 1)
+            found[f"{stem}.down_proj"] = one("down_proj")
+        except (KeyError, RuntimeError):
+            continue  # told apart below: what was wanted is missing
+    return found
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from torch import nn
 from rlmake.models import exact, loading, lora, packed
 from rlmake.models.text import template_text
 from rlmake.trainer import checkpoint
+from rlmake.trainer.families import plan_of
 
 
 def load_model(config: Any) -> tuple[nn.Module, dict[str, Any]]:
@@ -24,6 +25,9 @@ def load_model(config: Any) -> tuple[nn.Module, dict[str, Any]]:
     )
     if is_exact:
         exact.require(model.config)
+    if table.freeze_moe_router:
+        for router in plan_of(model.config.model_type).routers(model):
+            router.requires_grad_(False)
     adapter = None
     if table.lora is not None:
         adapter = lora.inject(model, lora.Adapter.of_config(table.name, table.lora), config.seed)

@@ -20,8 +20,13 @@ def is_matrix(name: str, p: Tensor) -> bool:
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """Newton–Schulz iteration towards U·Vᵀ of `matrix` [rows, columns]; bf16 on a GPU, fp32 on a CPU."""
-    x = matrix.reshape(len(matrix), -1)
+    """Newton–Schulz iteration towards U·Vᵀ of `matrix` [rows, columns]; bf16 on a GPU, fp32 on a CPU.
+
+    Stacked experts [E, rows, columns] are a matrix each.
+    """
+    if matrix.ndim == 3:
+        return torch.stack([orthogonalise(one) for one in matrix])
+    x = matrix
     x = x.bfloat16() if x.is_cuda else x.float()
     flip = x.shape[0] > x.shape[1]
     x = x.T if flip else x
@@ -65,7 +70,7 @@ class Muon(Optimizer):
         buffer = state["momentum_buffer"].lerp_(p.grad, 1.0 - group["mu"])
         direction = p.grad.lerp(buffer, group["mu"])  # nesterov
         whole = direction.full_tensor() if isinstance(direction, DTensor) else direction
-        scale = 0.2 * max(len(whole), whole[0].numel()) ** 0.5
+        scale = 0.2 * max(whole.shape[-2:]) ** 0.5
         update = orthogonalise(whole) * scale
         if isinstance(p, DTensor):
             update = distribute_tensor(update, p.device_mesh, p.placements, src_data_rank=None)

@@ -1,5 +1,6 @@
 """The trained model as the loops see it: a packed row in, log-probabilities and entropies of its chosen tokens out."""
 
+import contextlib
 from typing import Any
 
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from rlmake.models.logprobs import token_logprobs
 from rlmake.models.packing import up
 from rlmake.trainer.batch import PackedRow
 from rlmake.trainer.context import Ulysses
+from rlmake.trainer.experts import RouterStatistics
 from rlmake.trainer.masters import Masters
 from rlmake.trainer.world import World
 
@@ -35,10 +37,13 @@ class Policy(nn.Module):
         self.model, self.exact, self.head_chunk = model, exact, head_chunk
         self.multiple, self.context = multiple, context
         self.masters: Masters | None = None
+        self.routing: RouterStatistics | None = None
 
     def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """fp32 [N] each; the entropy carries no gradient. With `context` the row is this rank's piece."""
-        hidden = self._hidden(row)[row.at]
+        watched = contextlib.nullcontext() if self.routing is None else self.routing.watching(len(row.input_ids))
+        with watched:
+            hidden = self._hidden(row)[row.at]
         weight = self.model.lm_head.weight
         return token_logprobs(hidden, weight, row.targets, row.temperatures, self.head_chunk)
 

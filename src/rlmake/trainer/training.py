@@ -18,6 +18,7 @@ from rlmake.core.jsonio import write_json
 from rlmake.core.rundir import RunContext, step_dir
 from rlmake.monitors import Monitors
 from rlmake.trainer import checkpoint, gradients, optim, rng, schedule
+from rlmake.trainer.experts import RouterStatistics
 from rlmake.trainer.families import plan_of
 from rlmake.trainer.ledger import Ledger
 from rlmake.trainer.metrics import Clock
@@ -58,6 +59,8 @@ class Training:
         self.model_config = model.config
         self.policy = make_policy(model, config.model, config.model.seq_len * rows, world)
         self.policy.masters = parallelise(self.policy, self.plan, model, config.model, world)
+        if routers := self.plan.routers(model):
+            self.policy.routing = RouterStatistics(routers)
         self.optimizer = optim.build(config.optim, self.policy.named())
         optim.ensure_state(self.optimizer)
         self.factor = schedule.build(config.scheduler, config.optim.lr, config.max_steps)
@@ -121,7 +124,8 @@ class Training:
         self.step = step
         if self.config.gc is not None and step % self.config.gc.interval == 0:
             gc.collect()
-        return {"optim/lr": lr, "optim/grad_norm": norm}
+        routing = self.policy.routing.take(self.world) if self.policy.routing else {}
+        return {"optim/lr": lr, "optim/grad_norm": norm, **routing}
 
     def record(self, samples: list[str]) -> None:
         """Note the samples of the step just taken in the ledger. Raises `RunFailed` on a full disk."""

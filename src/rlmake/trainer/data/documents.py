@@ -98,7 +98,7 @@ class Documents(Iterator[Document]):
                 continue
             self._useful = True
             part = int(np.searchsorted(self._part_ends, index, side="right"))
-            return Document(epoch, index, part, found.ids, found.targets, found.mask)
+            return Document(epoch, index, part, found.ids, found.targets, found.mask, found.cut)
 
     def refetch(self, epoch: int, index: int) -> Document:
         """A document again by its name (the pool of a checkpoint)."""
@@ -106,7 +106,7 @@ class Documents(Iterator[Document]):
         if isinstance(found, str):
             raise UserError(f"{self._name}: row {index} of the checkpoint's pool has changed: {found}")
         part = int(np.searchsorted(self._part_ends, index, side="right"))
-        return Document(epoch, index, part, found.ids, found.targets, found.mask)
+        return Document(epoch, index, part, found.ids, found.targets, found.mask, found.cut)
 
     def _outcome(self) -> tuple[int, int, int, Tokens | str]:
         if not self._ready:

@@ -23,6 +23,7 @@ class Document:
     ids: np.ndarray = field(repr=False)  # int32
     targets: np.ndarray = field(repr=False)  # int32
     mask: np.ndarray = field(repr=False)  # bool
+    cut: bool = False  # the row was longer than `seq_len`
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -25,6 +25,7 @@ class Tokens:
     ids: np.ndarray
     targets: np.ndarray
     mask: np.ndarray
+    cut: bool = False  # whether the row was longer
 
 
 class Tokeniser:
@@ -56,7 +57,8 @@ class Tokeniser:
         mask = without_given(ids, np.asarray(sample.loss_mask, dtype=bool), given)
         if not mask[1:].any():
             return NOTHING
-        tokens = Tokens(ids[:-1][: self._seq_len], ids[1:][: self._seq_len], mask[1:][: self._seq_len])
+        end = self._seq_len
+        tokens = Tokens(ids[:-1][:end], ids[1:][:end], mask[1:][:end], cut=len(ids) - 1 > end)
         return tokens if tokens.mask.any() else NOTHING_LEFT
 
     def _renderer(self, options: dict[str, Any]) -> tuple[Any, list[int]]:

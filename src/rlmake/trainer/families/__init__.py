@@ -9,12 +9,15 @@ from typing import Protocol
 from torch import nn
 
 from rlmake.core.errors import UserError, nearest
-from rlmake.trainer.families import llama, qwen3
+from rlmake.trainer.families import llama, qwen2, qwen3, qwen3_moe
 
 
 class Plan(Protocol):
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The decoder blocks, in order of execution."""
+
+    def routers(self, model: nn.Module) -> list[nn.Module]:
+        """The modules that choose experts, in the same order; none in a dense model."""
 
     def active_parameters(self, config) -> int:
         """Weights in the matrix products that one token passes: blocks and one head, without the embedding."""
@@ -23,7 +26,7 @@ class Plan(Protocol):
         """Query heads × head dimension, summed over the layers."""
 
 
-PLANS: dict[str, Plan] = {"qwen3": qwen3, "llama": llama}
+PLANS: dict[str, Plan] = {"qwen3": qwen3, "qwen2": qwen2, "llama": llama, "qwen3_moe": qwen3_moe}
 
 
 def plan_of(model_type: str) -> Plan:

@@ -1,18 +1,5 @@
-"""Qwen3, dense: https://arxiv.org/abs/2505.09388. Grouped-query attention with normed queries and keys, gated MLP."""
+"""Qwen3, dense: https://arxiv.org/abs/2505.09388. Queries and keys are normed."""
 
-from torch import nn
+from rlmake.trainer.families.dense import active_parameters, attention_width, blocks, routers
 
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    return list(model.model.layers)
-
-
-def active_parameters(config) -> int:
-    hidden, width = config.hidden_size, config.head_dim
-    attention = 2 * hidden * config.num_attention_heads * width + 2 * hidden * config.num_key_value_heads * width
-    mlp = 3 * hidden * config.intermediate_size
-    return config.num_hidden_layers * (attention + mlp) + hidden * config.vocab_size
-
-
-def attention_width(config) -> int:
-    return config.num_hidden_layers * config.num_attention_heads * config.head_dim
+__all__ = ["active_parameters", "attention_width", "blocks", "routers"]
