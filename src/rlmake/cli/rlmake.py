@@ -11,8 +11,8 @@ from rlmake.build import plan as build_plan
 from rlmake.build.names import OUTPUTS
 from rlmake.build.registry import Registry
 from rlmake.build.workflow import amount
-from rlmake.cli.tail import VERBS as TAIL
 from rlmake.cli.inspect import VERBS as INSPECT
+from rlmake.cli.tail import VERBS as TAIL
 from rlmake.core.errors import UserError
 from rlmake.export.cli import VERBS as EXPORT
 from rlmake.report.overview import VERBS as OVERVIEW

@@ -89,7 +89,8 @@ def step(
             for name, (values, mask) in outputs.tokens.items():
                 statistics.add(name, values, mask, envs)
             scalars.append(outputs.scalars)
-            views.add(row, micro_batch.sample_ids, logprobs, entropy, outputs)
+            if world.context is None:
+                views.add(row, micro_batch.sample_ids, logprobs, entropy, outputs)
         *sums, bad, tokens = world.sum(total).tolist()
     parts = {name: sums[i] / max(counts[i].item(), 1.0) for i, name in enumerate(losses.NAMES) if counts[i] > 0}
     with clock.measure("optimizer"):

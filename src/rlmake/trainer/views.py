@@ -16,7 +16,7 @@ class TokenViews:
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
-        self._rows: list[tuple[PackedRow, list[str], dict[str, np.ndarray]]] = []
+        self._rows: list[tuple[PackedRow, list[str], dict[str, Tensor]]] = []
 
     def add(self, row: PackedRow, names: list[str], logprobs: Tensor, entropy: Tensor, outputs: Outputs) -> None:
         """One packed row, whose sequences are the samples `names`; `logprobs` and `entropy` are [N]."""
@@ -25,10 +25,11 @@ class TokenViews:
         streams = {"trainer_logprobs": logprobs, "entropies": entropy}
         if "is_masked" in outputs.tokens:
             streams["is_masked"] = outputs.tokens["is_masked"][0].bool()
-        self._rows.append((row, names, {name: values.detach().cpu().numpy() for name, values in streams.items()}))
+        self._rows.append((row, names, {name: values.detach() for name, values in streams.items()}))
 
     def write(self, step: int) -> None:
-        for row, names, streams in self._rows:
+        for row, names, kept in self._rows:  # read from the device now, not while it still had to compute
+            streams = {name: values.cpu().numpy() for name, values in kept.items()}
             for name, branch in _branches(row, names, streams):
                 self.recorder.trained(name, step, [branch])
         self._rows.clear()
