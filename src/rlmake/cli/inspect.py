@@ -63,7 +63,8 @@ def _summarise(found: Any, data: Any) -> None:
     print(f"   length: least {low}, median {median}, 90 % below {high}, greatest {lengths.max()}; {found.cut:,} cut")
     steps = found.packed / data.batch_size
     print(
-        f"   packed: {found.packed:,} rows of {data.seq_len} tokens, padding {found.padding:.1%}; {steps:.1f} steps an epoch"
+        f"   packed: {found.packed:,} rows of {data.seq_len} tokens, padding {found.padding:.1%}; "
+        f"{steps:.1f} steps an epoch"
     )
 
 

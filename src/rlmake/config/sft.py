@@ -9,12 +9,19 @@ from rlmake.config.deployment import CpuThreads, SFTMultiNode, world_fields
 from rlmake.config.fields import Config, FieldClass, group, runtime, semantic
 from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
-from rlmake.config.orchestrator import OnlineEvalConfig
+from rlmake.config.online import OnlineEvalProcessConfig, SFTEvalConfig
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig, resolve_auto
 from rlmake.config.rl_checks import standing_alone
-from rlmake.config.shared import HeartbeatConfig, RunConfig, SlurmConfig, WeightBroadcast, default_output_dir
-from rlmake.config.spread import SharingConfig, Spreader, get, put_device
+from rlmake.config.shared import (
+    FilesystemBroadcast,
+    HeartbeatConfig,
+    RunConfig,
+    SlurmConfig,
+    WeightBroadcast,
+    default_output_dir,
+)
+from rlmake.config.spread import SharingConfig, Spreader, adapter_name, get, put_device, put_engine
 from rlmake.config.trainer import CUT_OF_WORK, TrainerCommon
 
 
@@ -114,7 +121,7 @@ class SFTConfig(SharingConfig, TrainerCommon):
     data: Data = group(SFTDataConfig(), "Training data.")
     val: ValConfig | None = semantic(None, "Validation.")
     renderer: RendererConfig = group(RendererConfig(), "Renderer of messages.")
-    eval: OnlineEvalConfig | None = runtime(None, "Evaluations while training.")
+    eval: SFTEvalConfig | None = runtime(None, "Evaluations while training.")
     inference: InferenceConfig | None = runtime(None, "Inference server of the evaluations.")
     weight_broadcast: WeightBroadcast | None = runtime(None, "How new weights reach the engines.")
     deterministic: bool | Literal["auto"] = semantic("auto", "Same configuration, same bytes; auto: on the CPU.")
@@ -136,6 +143,8 @@ class SFTConfig(SharingConfig, TrainerCommon):
         spreader.put(
             "model.seq_len", get(data, "data.seq_len", SFTDataConfig.model_fields["seq_len"].default), "data.seq_len"
         )
+        if isinstance(data.get("inference"), dict):
+            put_engine(spreader)
         return spreader
 
     @model_validator(mode="after")
@@ -186,7 +195,45 @@ class SFTConfig(SharingConfig, TrainerCommon):
         faults += standing_alone(self.inference)
         if self.inference is not None and self.eval is None:
             faults.append(("inference", "needs [eval]"))
+        if self.eval is not None:
+            faults += self._eval_faults()
         return faults
+
+    def _eval_faults(self) -> list[tuple[str, str]]:
+        faults = []
+        if self.inference is None:
+            faults.append(("eval", "needs [inference]: the server that the evaluated weights are loaded into"))
+        if self.deployment.type != "single_node":
+            faults.append(("eval", "over several nodes is not built yet; evaluate checkpoints with `eval` instead"))
+        if self.weight_broadcast is None:
+            self.weight_broadcast = FilesystemBroadcast()
+        if self.weight_broadcast.type == "nccl" and self.model.lora is not None:
+            faults.append(("weight_broadcast.type", "'nccl' does not work with model.lora; use 'filesystem'"))
+        return faults
+
+    def online_eval(self, run_dir: Path | str, base_url: str | None) -> OnlineEvalProcessConfig:
+        """What the online evaluation's process needs to know; `base_url` of the inference server."""
+        served = self.inference.vllm.served_model_name or self.model.name
+        adapter = adapter_name(self.model.lora.rank, self.model.lora.alpha) if self.model.lora else None
+        return OnlineEvalProcessConfig(
+            model={
+                "name": served,
+                "client": {"base_url": base_url},
+                "lora": None if adapter is None else {"name": adapter},
+            },
+            tokenizer=self.tokenizer,
+            renderer=self.renderer,
+            eval=self.eval,
+            max_steps=self.max_steps,
+            resume=self.resume,
+            weight_broadcast=self.weight_broadcast,
+            seed=self.seed,
+            log={"level": self.log.level, "json_logging": self.log.json_logging, "vf_level": self.log.vf_level},
+            monitors=self.monitors,
+            run=self.run,
+            output_dir=str(run_dir),
+            env_vars=self.env_vars,
+        )
 
     def reclassified(self) -> dict[str, FieldClass]:
         fields = self.horizon_classes()

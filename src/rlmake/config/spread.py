@@ -140,20 +140,36 @@ def put_server(spreader: Spreader, client: str) -> None:
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what the vLLM engine can be told
 
 
-def put_adapter(spreader: Spreader, managed: bool) -> None:
+def adapter_name(rank: int, alpha: float) -> str:
+    """What an adapter is called at the inference server."""
+    return f"r{rank}-a{alpha:g}" if isinstance(alpha, int | float) else f"r{rank}-a{alpha}"
+
+
+def put_adapter(spreader: Spreader, managed: bool, model: str = "trainer.model") -> None:
     """A trainer with `model.lora` sends adapters: their name for the orchestrator, and an engine that takes them."""
-    table = get(spreader.data, "trainer.model.lora", None)
+    table = get(spreader.data, f"{model}.lora", None)
     if not isinstance(table, dict):
         return
-    origin, fields = "trainer.model.lora", LoRAConfig.model_fields
+    origin, fields = f"{model}.lora", LoRAConfig.model_fields
     rank, alpha = table.get("rank", fields["rank"].default), table.get("alpha", fields["alpha"].default)
-    name = f"r{rank}-a{alpha:g}" if isinstance(alpha, int | float) else f"r{rank}-a{alpha}"
-    spreader.put("orchestrator.model.lora.name", name, origin)
+    if model == "trainer.model":
+        spreader.put("orchestrator.model.lora.name", adapter_name(rank, alpha), origin)
     if managed:
         spreader.put("inference.vllm.enable_lora", True, origin)
         if get(spreader.data, "inference.vllm.max_lora_rank") is ABSENT:
             least = next((size for size in ADAPTER_RANKS if size >= as_int(rank, 1)), rank)
             spreader.put("inference.vllm.max_lora_rank", least, origin)
+
+
+def put_engine(spreader: Spreader) -> None:
+    """SFT's inference server: the same model, on the deployment's inference GPUs or the CPU, at a port of its own."""
+    put_device(spreader, "inference", "num_infer_gpus")
+    put_adapter(spreader, managed=True, model="model")
+    spreader.share("model.name", "inference.vllm.model")
+    for key in ("seed", "log.level", "weight_broadcast", "tokenizer.chat_template"):
+        spreader.share(key, "inference.vllm.chat_template" if key.startswith("tokenizer") else f"inference.{key}")
+    if get(spreader.data, "inference.server.port") is ABSENT:
+        spreader.put("inference.server.port", 0, "inference.server.port")
 
 
 def put_device(spreader: Spreader, part: str, gpus_key: str, default: int = 1) -> None:

@@ -70,9 +70,6 @@ UNBUILT = [
     Unbuilt("dashboard", "the dashboard is not built yet"),
     Unbuilt("router", "routers are not built yet"),
     Unbuilt("kv_cache_offload", "offloading of the KV cache is not built yet"),
-    Unbuilt("sft:eval", "evaluation during SFT is not built yet"),
-    Unbuilt("sft:inference", "evaluation during SFT is not built yet"),
-    Unbuilt("sft:weight_broadcast", "evaluation during SFT is not built yet"),
 ]
 
 

@@ -19,10 +19,13 @@ import verifiers.v1 as vf
 from verifiers.v1.utils.loaders import load_taskset
 
 from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.rundir import RunContext
 from rlmake.envs import address as addresses
 from rlmake.envs import plugins
 from rlmake.envs.wire import Wire
 from rlmake.models.renderer import typed_config
+
+ENV_SERVER_SECONDS = 600.0
 
 _SERVERS_WORDS = re.compile(r"(\w+): (.*)", re.DOTALL)
 
@@ -174,3 +177,14 @@ async def _await_address(name: str, address: Path | str, run_id: str | None, dea
             raise RunFailed(f"env {name!r}: its server has not published {address} in time; see its log")
         await asyncio.sleep(0.05)
     return found
+
+
+async def connect_all(ctx: RunContext, split: str, sources: list[Any]) -> dict[str, EnvHandle]:
+    """Handles of a run's sources by their names; all connect at the same time."""
+
+    async def one(source: Any) -> EnvHandle:
+        where = source.serve.address or addresses.address_file(ctx, split, source.name)
+        return await EnvHandle.connect(source, where, ENV_SERVER_SECONDS, ctx.run_id)
+
+    handles = await asyncio.gather(*(one(source) for source in sources))
+    return {handle.name: handle for handle in handles}

@@ -15,6 +15,7 @@ from rlmake.config import (
     TrainerConfig,
     dump,
 )
+from rlmake.config.online import OnlineEvalProcessConfig
 from rlmake.config.shared import ComponentLogConfig
 from rlmake.config.sources import EvalSource, TrainSource
 from rlmake.core import procs
@@ -96,6 +97,14 @@ class Components:
         command = [sys.executable, "-m", "rlmake.evals.main", "@", str(self.write("eval", config))]
         env = environment(self.ctx, config.env_vars)
         supervisor.start("eval", command, env, self.ctx.log_dir / "eval.log", final=True)
+
+    def start_online_evaluation(self, supervisor: Supervisor, config: OnlineEvalProcessConfig) -> None:
+        """Start the evaluation beside an SFT trainer; the run ends when both have."""
+        path = self.write("online_eval", config)
+        command = [sys.executable, "-m", "rlmake.orchestrator.online", "@", str(path)]
+        supervisor.start(
+            "eval", command, environment(self.ctx, config.env_vars), self.ctx.log_dir / "eval.log", final=True
+        )
 
     def start_trainer(
         self, supervisor: Supervisor, config: TrainerConfig | SFTConfig, num_gpus: int, cpu_ranks: int, skip_gpus: int

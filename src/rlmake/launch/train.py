@@ -93,6 +93,10 @@ def dry_run(kind: Kind, cfg: TrainConfig, run_dir: Path, *, argv: Sequence[str],
     components, resolved = Components(ctx, attempt), resolve(cfg, ctx, Start())
     if isinstance(resolved, SFTConfig):
         components.write("sft", resolved)
+        if resolved.eval is not None:
+            components.write("inference", resolved.inference)
+            components.write("online_eval", resolved.online_eval(run_dir.resolve(), None))
+            _write_eval_servers(components, resolved)
     else:
         components.write("trainer", resolved.trainer)
         components.write("orchestrator", resolved.orchestrator)
@@ -124,8 +128,10 @@ def preflight(cfg: TrainConfig) -> None:
         gpu_ids(place.num_train_gpus, skip=_inference_gpus(cfg))
         require_gpus(place.num_train_gpus + _inference_gpus(cfg))
     else:
-        gpu_ids(place.num_train_gpus)
-        require_gpus(place.num_train_gpus)
+        if cfg.inference is not None:
+            check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
+        gpu_ids(place.num_train_gpus, skip=_inference_gpus(cfg))
+        require_gpus(place.num_train_gpus + _inference_gpus(cfg))
 
 
 def place(cfg: TrainConfig) -> Allocation | None:
@@ -186,7 +192,20 @@ def checkpoint_folder(cfg: TrainConfig) -> str | None:
 
 
 def _start_sft(supervisor: Supervisor, components: Components, cfg: SFTConfig) -> None:
-    components.start_trainer(supervisor, cfg, _train_gpus(cfg), cfg.deployment.num_train_ranks, skip_gpus=0)
+    """The trainer alone, or with an inference server, env servers and the online evaluation beside it."""
+    ranks, skip = cfg.deployment.num_train_ranks, _inference_gpus(cfg)
+    if cfg.eval is None:
+        components.start_trainer(supervisor, cfg, _train_gpus(cfg), ranks, skip)
+        return
+    address_file = components.start_inference(supervisor, cfg.inference, skip)
+    components.start_env_servers(supervisor, _write_eval_servers(components, cfg))
+    components.start_trainer(supervisor, cfg, _train_gpus(cfg), ranks, skip)
+    base_url = components.await_inference(supervisor, address_file)
+    components.start_online_evaluation(supervisor, cfg.online_eval(components.ctx.run_dir, base_url))
+
+
+def _write_eval_servers(components: Components, cfg: SFTConfig):
+    return components.write_env_servers(cfg.eval.source, cfg.seed, cfg.log, cfg.env_vars)
 
 
 def _start_rl(supervisor: Supervisor, components: Components, cfg: RLConfig) -> None:

@@ -1,5 +1,6 @@
 """Online evaluations: each measures exactly one policy version, before anything newer is received."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ class Evaluator:
         self.monitors, self.recorder = monitors, recorder
         self.ctx, self.resumed_at, self.hold = ctx, resumed_at, hold
         self.room = room  # permits that training leaves
+        self.stop: asyncio.Event | None = None  # set: the evaluation under way is given up
         self.inflight = 0
         self.seconds = 0.0  # spent since the last report
         self.errored = self.cancelled = 0  # episodes since the last report
@@ -62,7 +64,8 @@ class Evaluator:
         self.hold(True)
         try:
             for source in due:
-                await self._run(source, version, due[-1])
+                if self.stop is None or not self.stop.is_set():
+                    await self._run(source, version, due[-1])
         finally:
             self.hold(False)
 
@@ -79,6 +82,7 @@ class Evaluator:
             seed=self.config.seed,
             max_inflight=lambda: max(1, self.room()),
             deadline=episode_deadline(source.env),
+            stop=self.stop,
             on_inflight=self._note,
             on_all_started=lambda: self.hold(False) if source is last else None,
             recorder=self.recorder,

@@ -13,8 +13,7 @@ from rlmake.algorithms import AlgorithmContext, Endpoint
 from rlmake.algorithms import build as build_algorithm
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import RunContext
-from rlmake.envs.address import address_file
-from rlmake.envs.client import EnvHandle, engine_client
+from rlmake.envs.client import EnvHandle, connect_all, engine_client
 from rlmake.orchestrator import checkpoints
 from rlmake.orchestrator.accounts import Accounts
 from rlmake.orchestrator.asynchronous import Asynchronous
@@ -33,7 +32,6 @@ from rlmake.orchestrator.sources import Sources
 from rlmake.orchestrator.steering import Steering
 from rlmake.orchestrator.watcher import Watcher
 
-ENV_SERVER_SECONDS = 600.0
 FETCH_POLL_SECONDS = 0.05
 
 
@@ -221,14 +219,7 @@ class Orchestrator:
         self._restore()
 
     async def _connect(self, split: str, sources: list[Any]) -> dict[str, EnvHandle]:
-        """Handles by source name; all connect at the same time."""
-
-        async def one(source: Any) -> EnvHandle:
-            where = source.serve.address or address_file(self.ctx, split, source.name)
-            return await EnvHandle.connect(source, where, ENV_SERVER_SECONDS, self.ctx.run_id)
-
-        handles = await asyncio.gather(*(one(source) for source in sources))
-        return {handle.name: handle for handle in handles}
+        return await connect_all(self.ctx, split, sources)
 
     async def _close(self, finished: bool) -> None:
         await self.collector.close()

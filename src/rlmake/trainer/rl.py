@@ -6,7 +6,6 @@ what is trained from here, also after a resume.
 """
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,8 @@ from rlmake.trainer.model import load_model
 from rlmake.trainer.parallel import flops_per_token, peak_flops
 from rlmake.trainer.training import SAVED_AND_LEFT, Training
 from rlmake.trainer.views import TokenViews
-from rlmake.trainer.weights import write_adapter, write_weights
-from rlmake.transport import Batch, WeightSender, broadcast, open_receiver
+from rlmake.trainer.weights import Sender
+from rlmake.transport import Batch, open_receiver
 
 HALVES = ("trainer", "orchestrator")
 BY_ENV = ("mismatch_kl", "entropy", "ref_kl", "nll")
@@ -46,16 +45,18 @@ def train(config: TrainerConfig, ctx: RunContext, world: worlds.World, monitors:
     if world.context is not None and not token_wise:
         raise UserError("loss.type: 'custom' sees whole sequences, which no rank has with model.cp above 1")
     receiver, halves = open_batches(training)
-    sender = WeightSender(ctx.run_dir, ctx) if world.master else None
+    sender = None if config.data.fake else Sender(training)  # nobody samples for made-up batches
     views = TokenViews(monitors.recorder(ctx.run_id))
-    send(training, sender)
+    if sender:
+        sender.send()
     while not training.done():
         start = time.perf_counter()
         with training.clock.measure("wait_for_batch"):
             batch = receiver.receive(training.step + 1)
         metrics = step(training, batch, rl_loss, token_wise, views)
-        with training.clock.measure("broadcast_weights"):
-            send(training, sender)
+        if sender:
+            with training.clock.measure("broadcast_weights"):
+                sender.send()
         views.write(training.step)
         warn_of_waiting(training.clock.times["wait_for_batch"], time.perf_counter() - start)
         if training.end_step(metrics, start, monitors, dict, halves):
@@ -136,24 +137,6 @@ def open_batches(training: Training) -> tuple[Any, tuple[str, ...]]:
     if config.data.fake is None:
         return open_receiver(config.rollout_transport, ctx, *world.rows), HALVES
     return FakeReceiver(config, ctx, training.model_config.vocab_size, *world.rows), HALVES[:1]
-
-
-def send(training: Training, sender: WeightSender | None) -> None:
-    """Broadcast `v{training.step}` and wait until the receiver has accepted it; every rank calls it."""
-    if training.config.data.fake is not None:
-        return  # nobody samples
-    dtype = torch.float32 if training.policy.exact else torch.bfloat16
-    named, timeout = training.policy.named(), training.config.weight_broadcast.timeout
-    adapter = training.facts["lora"]
-
-    def write(folder: Path | None) -> None:
-        if adapter is None:
-            write_weights(named, folder, dtype)
-        else:
-            write_adapter(named, lora.Adapter(**adapter), folder, dtype)
-
-    kind = "full" if adapter is None else "adapter"
-    broadcast(sender, training.step, write, training.world.on_master, timeout=timeout, kind=kind)
 
 
 def report_exactness(model: torch.nn.Module) -> None:

@@ -20,6 +20,7 @@ from rlmake.trainer.metrics import performance
 from rlmake.trainer.model import load_model
 from rlmake.trainer.parallel import flops_per_token, peak_flops
 from rlmake.trainer.training import SAVED_AND_LEFT, Training
+from rlmake.trainer.weights import Sender
 
 HALVES = ("trainer",)
 
@@ -33,6 +34,9 @@ def train(config: SFTConfig, ctx: RunContext, world: worlds.World, monitors: Mon
     state = training.resume()
     if state is not None and not training.skips("dataloader"):
         loader.load(state["loader"], totals=not training.skips("progress"))
+    sender = Sender(training) if config.eval else None
+    if sender:
+        sender.send()  # at the start, also after a resume: it fails now rather than at the first evaluation
     if validation is not None and config.val.eval_on_start and training.step == 0:
         monitors.log(0, validate(training, validation))
     while not training.done():
@@ -40,11 +44,19 @@ def train(config: SFTConfig, ctx: RunContext, world: worlds.World, monitors: Mon
         metrics = step(training, loader)
         if validation is not None and training.step % config.val.interval == 0:
             metrics |= validate(training, validation)
+        if sender and evaluation_due(config, training.step):
+            with training.clock.measure("broadcast_weights"):
+                sender.send()
         if training.end_step(metrics, start, monitors, lambda: saved(loader), HALVES):
             return SAVED_AND_LEFT
     training.saver.wait()
     loader.close()
     return 0
+
+
+def evaluation_due(config: SFTConfig, step: int) -> bool:
+    """Whether any source of the online evaluation measures this step; the last one always counts."""
+    return step == config.max_steps or any(step % source.interval == 0 for source in config.eval.source)
 
 
 def saved(loader: SFTLoader) -> dict[str, Any]:

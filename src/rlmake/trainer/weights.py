@@ -1,6 +1,7 @@
 """Writing the policy's weights, or its adapter, as safetensors for the engines."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -8,8 +9,38 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlmake.models import lora
+from rlmake.transport import WeightSender, broadcast
 
 SHARD_BYTES = 4 << 30
+
+
+class Sender:
+    """Offers a training's weights, or its adapter, to whoever serves them; every rank has one and calls it."""
+
+    def __init__(self, training: Any):
+        self.training = training
+        self._handshake = WeightSender(training.ctx.run_dir, training.ctx) if training.world.master else None
+
+    def send(self) -> None:
+        """Broadcast `v{training.step}` and wait until the receiver has accepted it."""
+        training, adapter = self.training, self.training.facts["lora"]
+        dtype = torch.float32 if training.policy.exact else torch.bfloat16
+        named = training.policy.named()
+
+        def write(folder: Path | None) -> None:
+            if adapter is None:
+                write_weights(named, folder, dtype)
+            else:
+                write_adapter(named, lora.Adapter(**adapter), folder, dtype)
+
+        broadcast(
+            self._handshake,
+            training.step,
+            write,
+            training.world.on_master,
+            timeout=training.config.weight_broadcast.timeout,
+            kind="full" if adapter is None else "adapter",
+        )
 
 
 def write_weights(named: list[tuple[str, nn.Parameter]], folder: Path | None, dtype: torch.dtype) -> None:
