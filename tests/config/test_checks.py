@@ -282,7 +282,10 @@ def test_group_size_1_is_said():
 
 def test_more_of_sft(monkeypatch):
     multi = {"type": "multi_node", "num_train_nodes": 1}
-    cp = {"data": {"name": "x", "seq_len": 129, "micro_batch_size": 2}, "model": {"cp": 2, "name": "a"}}
+    cp = {
+        "data": {"name": "x", "seq_len": 129, "micro_batch_size": 2},
+        "model": {"cp": 2, "name": "a", "attn": "varlen"},
+    }
     refused(monkeypatch, "SFTConfig", {"deployment": multi}, "deployment.type: multi_node needs [slurm]")
     refused(monkeypatch, "SFTConfig", cp, "data.seq_len: 129 is not a multiple of model.cp = 2")
     refused(monkeypatch, "SFTConfig", cp, "data.micro_batch_size: must be 1 with model.cp above 1")
@@ -319,10 +322,8 @@ UNBUILT = [
     ("RLConfig", {"deployment": {**CPU, "num_infer_gpus": 1}}, "inference.engine"),
     ("RLConfig", {"inference": {"engine": "vllm"}}, "inference.engine"),
     ("RLConfig", {"weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type"),
-    ("RLConfig", {"trainer": {"model": {"cp": 2}}}, "trainer.model.cp"),
     ("RLConfig", {"trainer": {"model": {"vlm": {}}}}, "trainer.model.vlm"),
     ("SFTConfig", {"model__ep": 8}, "model.ep"),
-    ("SFTConfig", {"eval": {"source": [SOURCE]}}, "eval"),
 ]
 
 
