@@ -7,7 +7,7 @@ Qwen3-0.6B's shape with random weights, bf16 products, fp32 weights, AdamW. Rows
 step, one a micro-batch. "one document": every row is a single document (the attention costs most). "mix": documents of
 log-normal length (median a sixteenth of the row, σ of the logarithm 1, cut to the row), packed by the loader. Every
 token is trained.
-Each setting runs 5 steps of warm-up and 20 measured ones; tokens per second are of the whole loop.
+Each setting runs 3 steps of warm-up and 20 measured ones; tokens per second are of the whole loop.
 """
 
 import argparse
@@ -24,20 +24,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-WARM_UP, STEPS = 5, 20
+WARM_UP, STEPS = 3, 20
 SHAPE = {
     "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
     "intermediate_size": 3072, "vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": True,
 }  # fmt: skip
 
 
-def make_model(folder: Path) -> None:
-    """Random weights (deviation 0.02) in bf16, with the configuration of Qwen3-0.6B."""
+def make_model(folder: Path, **changes) -> None:
+    """Random weights (deviation 0.02) in bf16, with the configuration of Qwen3-0.6B, or with `changes`."""
     from transformers import Qwen3Config
 
     from rlmake.models import loading
 
-    config = Qwen3Config(**SHAPE, bos_token_id=None, eos_token_id=1, pad_token_id=0, architectures=["Qwen3ForCausalLM"])
+    config = Qwen3Config(
+        **(SHAPE | changes), bos_token_id=None, eos_token_id=1, pad_token_id=0, architectures=["Qwen3ForCausalLM"]
+    )
     model = loading.build(config, attn="eager")
     generator = torch.Generator(device="cuda").manual_seed(0)
     tensors = {
@@ -51,14 +53,17 @@ def make_model(folder: Path) -> None:
 class Rows:
     """Settings of a run: what a row holds, how activations are kept, which loop."""
 
-    def __init__(self, seq: int, rows: int, *, mix: bool = False, ac: dict | None = None, rl: bool = False, **model):
-        self.seq, self.rows, self.mix, self.ac, self.rl, self.model = seq, rows, mix, ac, rl, model
+    def __init__(
+        self, seq: int, rows: int, *, mix: bool = False, ac: dict | None = None, rl: bool = False, same: bool = False
+    ):
+        self.seq, self.rows, self.mix, self.ac, self.rl, self.same = seq, rows, mix, ac, rl, same
 
     def config(self, model: Path, run_dir: Path, steps: int):
         from rlmake.config import SFTConfig, TrainerConfig, parse
 
         raw = {
-            "model": {"name": str(model), "compile": {}, "ac": self.ac, "seq_len": self.seq, **self.model},
+            "model": {"name": str(model), "compile": {}, "ac": self.ac, "seq_len": self.seq},
+            "deterministic": self.same,
             "optim": {"lr": 1e-5},
             "max_steps": steps,
             "output_dir": str(run_dir),
@@ -221,8 +226,68 @@ def profile(settings: Rows, model: Path, warm_up: int = 2) -> list[tuple[str, fl
     return [*rows, ("(all)", span / 1e3 / settings.rows), ("(share of that in which nothing ran)", 1 - busy / span)]
 
 
+def start_up(settings: Rows, model: Path) -> dict:
+    """Seconds from the start of a trainer's process to the end of its first step."""
+    from rlmake.config import dump
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sft.json"
+        path.write_text(json.dumps(dump(settings.config(model, Path(folder), 1))))
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "rlmake.trainer.sft", "@", path], check=True, capture_output=True)
+        return {"process_s": time.perf_counter() - begun}
+
+
+def killed(folder: Path) -> dict:
+    """A small model's deterministic run on the GPU, uninterrupted, and killed (SIGKILL) and resumed: equal bytes?"""
+    import torch.distributed.checkpoint as dcp
+
+    from rlmake import checkpoint
+    from rlmake.config import SFTConfig, dump, parse
+
+    model = folder / "small"
+    make_model(model, hidden_size=512, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4,
+               head_dim=64, intermediate_size=1536, vocab_size=32768)  # fmt: skip
+
+    def start(run_dir: Path, resume: int | None = None) -> subprocess.Popen:
+        raw = {
+            "model": {"name": str(model), "compile": {}}, "optim": {"lr": 1e-3}, "deterministic": True, "max_steps": 8,
+            "data": {"type": "fake", "length": "variable", "input_ids": "random", "batch_size": 4, "seq_len": 2048},
+            "ckpt": {"interval": 2}, "deployment": {"num_train_gpus": 1}, "output_dir": str(run_dir),
+            "resume": resume and {"step": resume},
+        }  # fmt: skip
+        run_dir.mkdir(exist_ok=True)
+        path = run_dir / f"sft-{resume}.json"
+        path.write_text(json.dumps(dump(parse(SFTConfig, raw))))
+        with open(run_dir / "log.txt", "ab") as log:
+            return subprocess.Popen([sys.executable, "-m", "rlmake.trainer.sft", "@", path], stdout=log, stderr=log)
+
+    straight, cut = folder / "straight", folder / "cut"
+    first, second = start(straight), start(cut)
+    while checkpoint.newest(cut) is None and second.poll() is None:
+        time.sleep(0.01)
+    second.kill()
+    second.wait()
+    step = checkpoint.newest(cut)
+    code = start(cut, step).wait()
+    if first.wait() or code:
+        return {"failed": [(path / "log.txt").read_text()[-800:] for path in (straight, cut)]}
+
+    def tensors(run_dir: Path) -> dict:
+        half = run_dir / "checkpoints" / "step_8" / "trainer"
+        entries = dcp.FileSystemReader(half).read_metadata().state_dict_metadata
+        state = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in entries.items()}
+        dcp.load(state, storage_reader=dcp.FileSystemReader(half), no_dist=True)
+        return state
+
+    a, b = tensors(straight), tensors(cut)
+    different = [key for key in a if not torch.equal(a[key], b[key])]
+    return {"killed_behind_step": step, "tensors": len(a), "different": len(different)}
+
+
 SETTINGS = {
     "sft-8k": Rows(8192, 4),
+    "sft-8k-deterministic": Rows(8192, 4, same=True),
     "sft-16k": Rows(16384, 2),
     "sft-8k-recompute": Rows(8192, 4, ac={}),
     "sft-16k-recompute": Rows(16384, 2, ac={}),
@@ -235,12 +300,14 @@ SETTINGS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=None, help=f"of {', '.join(SETTINGS)}, roofline, trl")
+    parser.add_argument(
+        "--only", nargs="*", default=None, help=f"of {', '.join(SETTINGS)}, roofline, start-up, killed, trl"
+    )
     parser.add_argument("--profile", action="store_true", help="three steps of each setting, and its kernels")
     parser.add_argument("--steps", type=int, default=STEPS, help="measured steps")
     parser.add_argument("--out", type=Path, default=None, help="write everything as JSON")
     args = parser.parse_args()
-    wanted = args.only or [*SETTINGS, "roofline", "trl"]
+    wanted = args.only
     found: dict = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%F")}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
@@ -257,6 +324,12 @@ def main() -> None:
             for seq in (8192, 16384):
                 found[f"roofline-{seq // 1024}k"] = roofline(seq)
                 print(f"roofline {seq}", json.dumps(found[f"roofline-{seq // 1024}k"]), flush=True)
+        if "start-up" in wanted:
+            found["start-up"] = start_up(SETTINGS["sft-8k"], model)
+            print("start-up", found["start-up"], flush=True)
+        if "killed" in wanted:
+            found["killed"] = killed(Path(folder))
+            print("killed", found["killed"], flush=True)
         if "trl" in wanted:
             for seq, rows in ((8192, 4), (16384, 2)):
                 command = [sys.executable, Path(__file__).with_name("trl_sft.py"), str(model), str(seq), str(rows)]

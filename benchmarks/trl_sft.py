@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-WARM_UP, STEPS = 5, 20
+WARM_UP, STEPS = 3, 20
 
 
 class Clock(TrainerCallback):
