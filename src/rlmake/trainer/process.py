@@ -35,11 +35,13 @@ def run(config_class: type, train: Callable[..., int]) -> int:
         timeout_s=config.dist_timeout_seconds,
     )
     monitors = setup(config.monitors, "trainer", ctx, world.rank)
+    code = None
     try:
         with traced(config.trace_path, world):
-            return train(config, ctx, world, monitors)
+            code = train(config, ctx, world, monitors)
+        return code
     finally:
-        monitors.close()
+        monitors.close(finished=code == 0)
         world.close()
 
 
