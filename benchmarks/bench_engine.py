@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlmake.config import InferenceConfig, InitConfig
-from rlmake.inference.engines import make_engine
+from rlmake.inference.engines.transformers import TransformersEngine
 from rlmake.inference.engines.base import Engine, Sampling
 
 SHAPES = {
@@ -76,7 +76,7 @@ def measure(run: Callable[[], None], tokens: int) -> tuple[float, float]:
 
 def bench(name: str, folder: Path, threads: int, repeats: int) -> list[dict]:
     cfg = {"device": "cpu", "engine": "transformers", "cpu_threads": threads, "vllm": {"model": str(folder)}}
-    engine = make_engine(InferenceConfig(**cfg, transformers={"max_slots": BATCH}))
+    engine = TransformersEngine(InferenceConfig(**cfg, transformers={"max_slots": BATCH}))
     engine.default_stop_ids = frozenset()
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

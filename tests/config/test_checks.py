@@ -319,9 +319,12 @@ def test_a_missing_default_algorithm_value_is_not_hidden():
 
 UNBUILT = [
     ("RLConfig", {"slurm": {"shared_fs": False}}, "slurm.shared_fs"),
-    ("RLConfig", {"deployment": {**CPU, "num_infer_gpus": 1}}, "inference.engine"),
-    ("RLConfig", {"inference": {"engine": "vllm"}}, "inference.engine"),
-    ("RLConfig", {"weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type"),
+    (
+        "RLConfig",
+        {"weight_broadcast": {"type": "nccl", "backend": "gloo", "quantize_in_weight_transfer": True}},
+        "weight_broadcast.quantize_in_weight_transfer",
+    ),
+    ("SFTConfig", {"weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type"),
     ("RLConfig", {"trainer": {"model": {"vlm": {}}}}, "trainer.model.vlm"),
     ("SFTConfig", {"model__ep": 8}, "model.ep"),
 ]

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from rlmake.config import InferenceConfig
-from rlmake.inference.engines import make_engine
 from rlmake.inference.engines.base import EngineFailed, Refused, Sampling
+from rlmake.inference.engines.transformers import TransformersEngine
 from rlmake.models import exact
 
 
 def engine_of(model, **transformers):
     cfg = {"device": "cpu", "engine": "transformers", "cpu_threads": 1, "transformers": transformers}
-    return make_engine(InferenceConfig(**cfg, vllm={"model": str(model), "max_model_len": 400}))
+    return TransformersEngine(InferenceConfig(**cfg, vllm={"model": str(model), "max_model_len": 400}))
 
 
 def requests(count=28):

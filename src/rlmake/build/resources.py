@@ -29,7 +29,8 @@ def of(kind: str, config: dict[str, Any], near: dict[str, Any] | None = None) ->
         gpus = place.get("num_infer_gpus", 0) if config.get("inference") else 0
     else:
         uses_engine = kind == "rl" or bool(config.get("inference"))
-        gpus = place.get("num_train_gpus", 0) + (place.get("num_infer_gpus", 0) if uses_engine else 0)
+        parts = (place.get("num_train_gpus", 0), place.get("num_infer_gpus", 0) if uses_engine else 0)
+        gpus = max(parts) if place.get("share_gpus") else sum(parts)
         ranks = 1 if place.get("num_train_gpus") else ranks
     table = options(config["slurm"]) if config.get("slurm") else small(near)
     if config.get("slurm") and _exclusive(config["slurm"]["exclusive"], nodes, gpus, per_node):

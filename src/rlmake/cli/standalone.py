@@ -18,6 +18,7 @@ from rlmake.core.rundir import ATTEMPT_CONFIGS, ATTEMPT_LOGS
 from rlmake.launch import door, rundir, serve
 from rlmake.launch.attempt import Attempt, allocate, join, record
 from rlmake.launch.components import check_port
+from rlmake.launch.interpreter import check_python, python_of
 from rlmake.launch.placement import DEFAULTS, INFERENCE_DEFAULTS, TRAINER_DEFAULTS, torchrun
 
 Component = InferenceConfig | TrainerConfig | OrchestratorConfig | EnvServerConfig
@@ -25,7 +26,6 @@ Component = InferenceConfig | TrainerConfig | OrchestratorConfig | EnvServerConf
 
 def inference(cfg: InferenceConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
     """Become the inference server. With `output_dir` the attempt is recorded there, without it nothing is written."""
-    python = cfg.python or sys.executable
     if cfg.slurm is not None:
         _on_slurm(cfg, argv, files)
         return
@@ -36,13 +36,14 @@ def inference(cfg: InferenceConfig, argv: Sequence[str], files: Sequence[Path]) 
         print(f"dry run: nothing was started; resolved configuration: {config.parent}")
         return
     check_port(cfg.server.host, cfg.server.port, "server.port")
+    check_python(cfg)
     marks: Mapping[str, str] = {}
     if cfg.output_dir:
         attempt, config = _recorded("inference", cfg, Path(cfg.output_dir), argv, files)
         marks = _marks(attempt)
     else:
         config = _in_memory(cfg)
-    command = [python, "-m", "rlmake.inference.server", "@", str(config)]
+    command = [python_of(cfg), "-m", "rlmake.inference.server", "@", str(config)]
     _become(command, INFERENCE_DEFAULTS, cfg.env_vars, marks, threads=cfg.cpu_threads if cfg.device == "cpu" else None)
 
 

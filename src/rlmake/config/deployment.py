@@ -20,13 +20,20 @@ class SingleNode(CpuThreads):
     num_train_gpus: int = runtime(1, "GPUs of the trainer; 0: CPU.", ge=0)
     num_infer_gpus: int = runtime(1, "GPUs of the inference server; 0: CPU.", ge=0)
     num_train_ranks: int = runtime(1, "Processes of the trainer on the CPU (gloo).", ge=1)
+    share_gpus: bool = runtime(False, "Trainer and inference server use the same GPUs, each a part of their memory.")
 
     @model_validator(mode="after")
     def _fits(self):
-        total = self.num_train_gpus + self.num_infer_gpus
+        total = self.gpus
         if total > self.gpus_per_node:
             raise Refused(("gpus_per_node", f"{total} GPUs for trainer and inference exceed {self.gpus_per_node}"))
         return self
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the run."""
+        parts = (self.num_train_gpus, self.num_infer_gpus)
+        return max(parts) if self.share_gpus else sum(parts)
 
 
 class MultiNode(CpuThreads):

@@ -1,6 +1,8 @@
 """Configuration of the inference server."""
 
-from typing import ClassVar, Literal
+import functools
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -17,6 +19,7 @@ from rlmake.config.shared import (
     check_env_vars,
 )
 from rlmake.config.trainer import Device
+from rlmake.core.errors import nearest
 
 
 class ServerConfig(Config):
@@ -36,7 +39,10 @@ class TransformersConfig(Config):
 
 
 class VllmConfig(Config):
-    """The vLLM engine; model, its names, `max_model_len`, `chat_template` and adapters count for both engines."""
+    """The vLLM engine; model, its names, `max_model_len`, `chat_template` and adapters count for both engines.
+
+    Any other argument of vLLM's server may stand in the table under its own name (`max_num_seqs = 256`).
+    """
 
     model: str = semantic("Qwen/Qwen3-0.6B", "Hub id, directory, or target of the build.")
     max_model_len: int | None = semantic(None, "Longest sequence; the model's own limit when absent.", ge=2)
@@ -55,6 +61,46 @@ class VllmConfig(Config):
     reasoning_parser: str = semantic("auto", "Parser of reasoning.")
     enable_lora: bool = runtime(False, "Serve adapters.")
     max_lora_rank: int = runtime(16, "Greatest rank of an adapter.", ge=1)
+    arguments: dict[str, Any] = semantic(dict, "Arguments of vLLM's server that have no field here, by their names.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect(cls, data: Any) -> Any:
+        """Move vLLM's own arguments from the table itself into `arguments`."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        names = vllm_arguments()
+        found = {key: data.pop(key) for key in list(data) if key not in cls.model_fields and key in names}
+        if unknown := [key for key in data if key not in cls.model_fields]:
+            hint = nearest(unknown[0], [*cls.model_fields, *names])
+            raise Refused((unknown[0], f"vLLM's server has no such argument{hint}; one that is newer than 0.32 may "
+                                       "stand in [inference.vllm.arguments]"))  # fmt: skip
+        if found:
+            data["arguments"] = {**(data.get("arguments") or {}), **found}
+        return data
+
+    @model_validator(mode="after")
+    def _not_ours(self):
+        taken = [name for name in self.arguments if name in type(self).model_fields or name in OURS]
+        if taken:
+            raise Refused([(f"arguments.{name}", OURS.get(name, "stands in the table itself")) for name in taken])
+        return self
+
+
+OURS = {
+    "host": "is server.host", "port": "is server.port", "uds": "is not served; server.host and server.port are",
+    "worker_extension_cls": "is what new weights arrive through", "seed": "is inference.seed",
+    "logprobs_mode": "is processed_logprobs: the trainer's ratio counts on it", "enable_log_requests": "is log.level",
+    "enable_auto_tool_choice": "follows from tool_call_parser", "model_tag": "is model",
+    "data_parallel_rank": "follows from the deployment", "headless": "follows from the deployment",
+}  # fmt: skip
+
+
+@functools.cache
+def vllm_arguments() -> frozenset[str]:
+    """Names of the arguments of vLLM's server, of all versions that are supported."""
+    return frozenset((Path(__file__).parent / "vllm_arguments.txt").read_text(encoding="utf-8").split())
 
 
 BOTH_ENGINES = (
@@ -82,6 +128,7 @@ class InferenceConfig(Config):
     vllm: VllmConfig = group(VllmConfig, "The vLLM engine, and the model of both.")
     enable_fp32_lm_head: bool = semantic(True, "Last layer in float32.")
     weight_broadcast: WeightBroadcast = group(FilesystemBroadcast(), "How new weights arrive.")
+    check_weights: bool = runtime(False, "After an update, compare the engine's parameters with the trainer's by hash.")
     seed: int = semantic(0, "Seed of requests that bring none.", ge=0)
     deterministic: bool | Literal["auto"] = semantic("auto", "Same requests, same bytes; auto: on the CPU.")
     log: ComponentLogConfig = group(ComponentLogConfig, "Logging.")
@@ -107,10 +154,19 @@ class InferenceConfig(Config):
             raise Refused(faults)
         return self
 
+    @property
+    def gpus_per_engine(self) -> int:
+        """GPUs that hold one copy of the model."""
+        return self.vllm.tensor_parallel_size * int(self.vllm.arguments.get("pipeline_parallel_size", 1))
+
     def _unread(self) -> list[tuple[str, str]]:
         """Options of the vLLM engine that were set although it is not the one in use."""
         fields = {name: info for name, info in VllmConfig.model_fields.items() if name not in BOTH_ENGINES}
-        changed = [name for name, info in fields.items() if getattr(self.vllm, name) != info.default]
+        changed = [
+            name
+            for name, info in fields.items()
+            if getattr(self.vllm, name) != info.get_default(call_default_factory=True)
+        ]
         return [
             (f"vllm.{name}", "counts for the vllm engine only, and the engine is 'transformers'") for name in changed
         ]

@@ -38,7 +38,6 @@ from rlmake.config.spread import (
     put_server,
 )
 from rlmake.config.trainer import TrainerConfig
-from rlmake.config.unbuilt import is_built
 
 
 class SharedModelConfig(Config):
@@ -135,6 +134,7 @@ class RLConfig(SharingConfig):
         if managed:
             put_device(spreader, "inference", "num_infer_gpus")
             put_server(spreader, "orchestrator.model.client")
+            spreader.share("inference.check_weights", "trainer.check_weights")
         return spreader
 
     @model_validator(mode="after")
@@ -203,8 +203,8 @@ def _defaults(data: dict[str, Any], managed: bool) -> None:
                 if get(data, f"{part}.{key}") == "auto":
                     del data[part][key]
     lora = get(data, "trainer.model.lora", None)
-    by_gpu = bool(managed and train_gpus and infer_gpus and is_null(lora))
-    nccl = by_gpu and is_built("rl", "weight_broadcast.type", "nccl")
+    shared = get(data, "deployment.share_gpus", False) in (True, "true")
+    nccl = bool(managed and train_gpus and infer_gpus and is_null(lora)) and not shared
     for key, kind in (
         ("weight_broadcast", "nccl" if nccl else "filesystem"),
         ("rollout_transport", "zmq" if train_gpus else "filesystem"),

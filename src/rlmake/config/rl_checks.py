@@ -47,10 +47,13 @@ def _placement(config: "RLConfig") -> Faults:
         text = f"is needed with deployment.num_infer_gpus = {place.num_infer_gpus}: add [inference], or set that to 0"
         faults.append(("inference", f"{text} for a server elsewhere"))
     if inference is not None and place.num_infer_gpus:
-        tp = inference.vllm.tensor_parallel_size
-        if place.num_infer_gpus % tp:
-            fault = f"{place.num_infer_gpus} is not a multiple of inference.vllm.tensor_parallel_size = {tp}"
+        each, copies = inference.gpus_per_engine, inference.vllm.data_parallel_size
+        if place.num_infer_gpus % each:
+            fault = f"{place.num_infer_gpus} is not a multiple of inference.vllm.tensor_parallel_size = {each}"
             faults.append(("deployment.num_infer_gpus", fault))
+        elif copies not in (1, place.num_infer_gpus // each):
+            fault = f"{copies} engines of {each} GPUs contradict deployment.num_infer_gpus = {place.num_infer_gpus}"
+            faults.append(("inference.vllm.data_parallel_size", fault))
     return [*faults, *_ranks(config, place.num_train_gpus or place.num_train_ranks)]
 
 
@@ -71,9 +74,11 @@ def _transport(config: "RLConfig") -> Faults:
             faults.append(("weight_broadcast.type", "'nccl' does not work with trainer.model.lora; use 'filesystem'"))
         place = config.deployment
         if place.type == "single_node" and (
-            place.num_train_gpus == 0 or place.num_infer_gpus == 0 or inference is None
+            trainer.weight_broadcast.backend == "nccl" and 0 in (place.num_train_gpus, place.num_infer_gpus)
         ):
             faults.append(("weight_broadcast.type", "'nccl' needs a GPU on either side; use 'filesystem'"))
+        elif place.type == "single_node" and place.share_gpus:
+            faults.append(("weight_broadcast.type", "'nccl' needs GPUs apart, and deployment.share_gpus is true"))
         if trainer.weight_broadcast.quantize_in_weight_transfer and inference is None:
             faults.append(("weight_broadcast.quantize_in_weight_transfer", "needs [inference]"))
     kind = trainer.rollout_transport.type

@@ -216,8 +216,9 @@ class NcclBroadcast(Config):
     """New weights from GPU to GPU."""
 
     type: Literal["nccl"] = runtime("nccl", "Kind of transfer.")
-    host: str = runtime("localhost", "Host of the rendezvous.")
-    port: int = runtime(29501, "Port of the rendezvous.", ge=0, le=65535)
+    backend: Literal["nccl", "gloo"] = runtime("nccl", "gloo: the same transfer between CPUs.")
+    host: str = runtime("localhost", "Host of the trainer, where engines meet it.")
+    port: int = runtime(0, "Port of the meeting; 0: taken from the system.", ge=0, le=65535)
     timeout: float = runtime(1200.0, "Seconds to wait at each stage of the handshake.", gt=0)
     quantize_in_weight_transfer: bool = semantic(False, "Send the engine's quantised form.")
 

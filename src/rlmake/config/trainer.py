@@ -184,6 +184,7 @@ class TrainerConfig(TrainerCommon):
     loss: Loss = group(IPOConfig(), "The rl component of the loss.")
     data: TrainerDataConfig = group(TrainerDataConfig, "Where batches come from.")
     weight_broadcast: WeightBroadcast = group(FilesystemBroadcast(), "How new weights reach the engines.")
+    check_weights: bool = runtime(False, "Send a hash of each tensor along; set by inference.check_weights.")
     rollout_transport: RolloutTransport = group(FilesystemTransport(), "How batches reach the trainer.")
     enable_token_export: bool = runtime(False, "Write per-token values of each batch to token_exports/.")
 

@@ -28,12 +28,12 @@ class Unbuilt:
 
 
 UNBUILT = [
+    Unbuilt("weight_broadcast.type", "transfer by nixl is not built; use 'nccl' or 'filesystem'", ("nixl",)),
     Unbuilt(
-        "engine",
-        "the vLLM engine is not built yet; use 'transformers', or deployment.num_infer_gpus = 0",
-        refuse=("vllm",),
+        "sft:weight_broadcast.type", "nccl to the evaluations of SFT is not built yet; use 'filesystem'", ("nccl",)
     ),
-    Unbuilt("weight_broadcast.type", "transfer from GPU to GPU is not built yet; use 'filesystem'", ("nccl", "nixl")),
+    Unbuilt("weight_broadcast.quantize_in_weight_transfer", "sending the engine's quantised form is not built yet"),
+    Unbuilt("vllm.api_server_count", "several API servers of one engine are not built", accept=(1, "1")),
     Unbuilt("deployment.type", "separate prefill and decode nodes are not built yet", refuse=("disaggregated",)),
     Unbuilt(
         "slurm.shared_fs",
@@ -68,7 +68,6 @@ UNBUILT = [
     Unbuilt("log.log_data", "logging of samples is not built yet"),
     Unbuilt("log.interval", "periodic progress lines are not built yet"),
     Unbuilt("dashboard", "the dashboard is not built yet"),
-    Unbuilt("router", "routers are not built yet"),
     Unbuilt("kv_cache_offload", "offloading of the KV cache is not built yet"),
 ]
 
@@ -91,12 +90,7 @@ def _matching(entry: str | None, path: str) -> Iterator[Unbuilt]:
             yield item
 
 
-def is_built(entry: str | None, path: str, value: Any) -> bool:
-    """Whether the value is accepted at that key."""
-    return not any(item.hits(value) for item in _matching(entry, path))
-
-
-FREE = ("env", "kwargs", "extra_body", "env_vars", "headers")  # tables whose keys belong to the user
+FREE = ("arguments", "env", "kwargs", "extra_body", "env_vars", "headers")  # tables whose keys belong to the user
 
 
 def faults(entry: str | None, data: Any, path: str = "") -> list[Fault]:

@@ -15,12 +15,11 @@ from starlette.exceptions import HTTPException
 
 from rlmake.core.errors import UserError, nearest
 from rlmake.core.seeds import derive
-from rlmake.inference import metrics, protocol, replies
+from rlmake.inference import protocol, replies
 from rlmake.inference.engines.base import Completion, Engine, EngineFailed, Refused, Sampling
 from rlmake.inference.protocol import parse
 
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for /v1/completions
-LATER = "is not part of the transformers engine; it comes with the vllm engine"
 KINDS = {400: "BadRequestError", 404: "NotFoundError", 501: "NotImplementedError", 503: "ServiceUnavailableError"}
 
 
@@ -55,11 +54,11 @@ def make_app(
     @app.get("/liveness")
     async def liveness() -> Response:
         """The engine has answered lately: it does so between passes, and every second when idle or paused."""
-        return Response(status_code=200 if engine.alive(liveness_timeout) else 503)
+        return Response(status_code=200 if await asyncio.to_thread(engine.alive, liveness_timeout) else 503)
 
     @app.get("/metrics")
     async def get_metrics() -> Response:
-        return PlainTextResponse(metrics.render(engine.stats(), model), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(engine.metrics(model), media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -76,13 +75,15 @@ def make_app(
     async def generate(request: Request) -> Response:
         return await server.generate(request)
 
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await server.chat(request)
+    if engine.openai is None:
 
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        return await server.completions(request)
+        @app.post("/v1/chat/completions")
+        async def chat(request: Request) -> Response:
+            return await server.chat(request)
+
+        @app.post("/v1/completions")
+        async def completions(request: Request) -> Response:
+            return await server.completions(request)
 
     @app.post("/pause")
     async def pause(request: Request) -> Response:
@@ -100,7 +101,12 @@ def make_app(
     @app.post("/update_weights")
     async def update_weights(request: Request) -> Response:
         asked = parse(protocol.UpdateRequest, await _body(request))
-        version = await asyncio.to_thread(engine.update_weights, Path(asked.weight_dir), asked.version)
+        if asked.weight_dir is None:
+            plan = [{"name": entry.name, "shape": entry.shape} for entry in asked.plan]
+            work = (engine.receive_weights, asked.version, plan, asked.dtype, asked.digests)
+        else:
+            work = (engine.update_weights, Path(asked.weight_dir), asked.version)
+        version = await asyncio.to_thread(*work)
         return _json({"status": "updated", "version": version})
 
     @app.post("/load_lora_adapter")
@@ -109,14 +115,28 @@ def make_app(
         if not adapters:
             raise Refused("this server takes no adapters; set inference.vllm.enable_lora = true")
         server.check_adapter(asked)
-        version = await asyncio.to_thread(engine.load_adapter, Path(asked.lora_path))
+        version = await asyncio.to_thread(engine.load_adapter, Path(asked.lora_path), asked.lora_name)
         server.adapter = server.replies.model = asked.lora_name
         return _json({"status": "loaded", "lora_name": asked.lora_name, "version": version})
 
     @app.post("/init_broadcaster")
-    async def init_broadcaster() -> Response:
-        raise HTTPException(501, LATER)
+    async def init_broadcaster(request: Request) -> Response:
+        asked = parse(protocol.InitBroadcasterRequest, await _body(request))
+        rendezvous = {
+            "host": asked.host, "port": asked.port, "session": asked.session_id, "backend": asked.backend,
+            "nccl": asked.nccl_version,
+        }  # fmt: skip
+        world = asked.inference_world_size + 1
+        await asyncio.to_thread(engine.join, rendezvous, asked.rank_offset, world, asked.timeout)
+        return _json({"status": "joined"})
 
+    @app.get("/broadcaster")
+    async def broadcaster() -> Response:
+        """What the trainer's side must know before a group is made."""
+        return _json({"workers": await asyncio.to_thread(engine.workers)})
+
+    if engine.openai is not None:
+        app.mount("/", engine.openai)  # whatever has no route above
     return app
 
 

@@ -1,6 +1,6 @@
 """Requests of the HTTP contract: OpenAI's fields and vLLM's, checked. What the engine can't do is refused."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
 
@@ -125,11 +125,40 @@ class CompletionRequest(SamplingFields):
     cache_salt: str | None = None
 
 
-class UpdateRequest(Fields):
-    """`POST /update_weights`."""
+class PlannedTensor(Fields):
+    name: str
+    shape: list[int]
 
-    weight_dir: str
+
+class UpdateRequest(Fields):
+    """`POST /update_weights`: from a directory, or (null) from the trainer's group what `plan` announces."""
+
+    weight_dir: str | None
     version: int | None = Field(None, ge=0)
+    plan: list[PlannedTensor] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    digests: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self):
+        if self.weight_dir is None and (self.version is None or not self.plan):
+            raise ValueError("without 'weight_dir', 'version' and 'plan' are needed")
+        return self
+
+
+class InitBroadcasterRequest(Fields):
+    """`POST /init_broadcaster`: where the trainer's group meets; this server's workers are ranks from `rank_offset`
+    on, of `inference_world_size` workers in all."""
+
+    host: str
+    port: int = Field(ge=1, le=65535)
+    rank_offset: int = Field(ge=1)
+    inference_world_size: int = Field(ge=1)
+    timeout: float = Field(gt=0)
+    session_id: str
+    backend: Literal["nccl", "gloo"] = "nccl"
+    nccl_version: str | None = None
+    quantize_in_weight_transfer: Literal[False] = False
 
 
 class LoadAdapterRequest(Fields):

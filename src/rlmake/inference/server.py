@@ -1,5 +1,6 @@
 """The inference server's process: `python -m rlmake.inference.server @ inference.json [--address-file FILE]`."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -7,7 +8,9 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
 
 from rlmake.config import InferenceConfig, load_resolved
 from rlmake.core import log
@@ -15,6 +18,10 @@ from rlmake.core.errors import RunFailed, UserError, entry_point
 from rlmake.core.jsonio import write_bytes
 from rlmake.core.procs import claim_port, die_with_parent
 from rlmake.core.rundir import RUN_ID, RunContext
+from rlmake.transport.weights import newest_version
+
+if TYPE_CHECKING:
+    from rlmake.inference.engines.base import Engine
 
 GRACE = 3  # seconds that open connections get at the end
 
@@ -25,17 +32,27 @@ def serve(cfg: InferenceConfig, address_file: Path | None = None) -> None:
     Raises `UserError` for a port in use or a model that can't be loaded, `RunFailed` when the engine dies.
     """
     sock = claim_port(cfg.server.host, cfg.server.port, "inference.server.port")
-    import uvicorn
-    from loguru import logger
-
-    from rlmake.inference.app import make_app, watching
-    from rlmake.inference.engines import make_engine
-
-    engine = make_engine(cfg)
-    name = cfg.vllm.served_model_name or cfg.vllm.model
-    died = closing = False
     # uvicorn ends in order at SIGTERM and then raises it again; while the model loads, leave at once.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            died = runner.run(_serve(cfg, sock, address_file))
+    finally:
+        sock.close()
+    if died:
+        raise RunFailed("the engine has failed; see the log above")
+    logger.info("inference server ended")
+
+
+async def _serve(cfg: InferenceConfig, sock: socket.socket, address_file: Path | None) -> bool:
+    """Load the engine and serve it; whether it ended of itself."""
+    import uvicorn
+
+    from rlmake.inference.app import make_app, watching
+    from rlmake.inference.engines import opened
+
+    name = cfg.vllm.served_model_name or cfg.vllm.model
+    died = closing = False
 
     def stop() -> None:
         """The engine has ended: of itself, unless we closed it."""
@@ -59,20 +76,37 @@ def serve(cfg: InferenceConfig, address_file: Path | None = None) -> None:
             logger.info(f"serving {name} on {address}")
             yield
 
-    app = make_app(engine, name, _run_id(cfg), cfg.server.liveness_timeout_seconds, lifespan, cfg.vllm.enable_lora)
-    options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": GRACE, "backlog": 2048}
-    # Clients (httpx) drop idle connections after 5 s, uvicorn's default too: whoever reuses one just then would fail.
-    options["timeout_keep_alive"] = 75
-    server = uvicorn.Server(uvicorn.Config(app, **options))
-    server.handle_exit = leave
+    async with opened(cfg) as engine:
+        await asyncio.to_thread(catch_up, cfg, engine)
+        app = make_app(engine, name, _run_id(cfg), cfg.server.liveness_timeout_seconds, lifespan, cfg.vllm.enable_lora)
+        options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": GRACE, "backlog": 2048}
+        # Clients (httpx) drop idle connections after 5 s, uvicorn's default too: one who reuses such would fail.
+        options["timeout_keep_alive"] = 75
+        server = uvicorn.Server(uvicorn.Config(app, **options))
+        server.handle_exit = leave
+        await server.serve(sockets=[sock])
+    return died
+
+
+def catch_up(cfg: InferenceConfig, engine: "Engine") -> None:
+    """Serve the newest version that this attempt of the run has committed to files, if there is one already.
+
+    So an engine that died and was started again never answers with the weights of the run's beginning. An adapter needs
+    no such care: until one is loaded, its name is not served.
+    """
+    if cfg.output_dir is None or (found := newest_version(RunContext.from_env(cfg.output_dir))) is None:
+        return
+    version, folder = found
+    logger.info(f"v{version} of this run is there already")
+    engine.update_weights(folder, version)
+
+
+def _loop_factory() -> Any:
     try:
-        server.run(sockets=[sock])
-    finally:
-        engine.close()
-        sock.close()
-    if died:
-        raise RunFailed("the engine has failed; see the log above")
-    logger.info("inference server ended")
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def _url(host: str, port: int) -> str:

@@ -3,11 +3,16 @@
 from pathlib import Path
 
 import torch
+from loguru import logger
+from safetensors import SafetensorError, safe_open
 
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import content_hash, hash_file, read_json
-from rlmake.models.loading import read_weights
+from rlmake.models.digest import digest
+from rlmake.models.loading import DTYPES, HEAD, read_weights, weight_files
 from rlmake.transport.weights import RECORD, SCHEMA
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 def read_version(folder: Path, version: int | None) -> tuple[dict[str, torch.Tensor], int | None]:
@@ -16,11 +21,52 @@ def read_version(folder: Path, version: int | None) -> tuple[dict[str, torch.Ten
     Without the record (an exported model) the version is as asked. Raises `UserError` for a directory that is not
     there, a record of another version, a file that is missing, unlisted or damaged.
     """
+    version = check_version(folder, version)
+    return read_weights(folder), version
+
+
+def check_version(folder: Path, version: int | None) -> int | None:
+    """The version of a directory, every file checked against its record; see `read_version`."""
     if not folder.is_dir():
         raise UserError(f"weight_dir: no such directory: {folder}")
-    if (folder / RECORD).is_file():
-        version = _check(folder, version)
-    return read_weights(folder), version
+    return _check(folder, version) if (folder / RECORD).is_file() else version
+
+
+def shapes_of(folder: Path) -> Shapes:
+    """`{name: shape}` of a directory's safetensors, by their headers. Raises `UserError` for a damaged file."""
+    found: Shapes = {}
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}: not readable as safetensors: {error}") from None
+    return found
+
+
+def check_shapes(given: Shapes, wanted: Shapes, where: str) -> None:
+    """All tensors of the served model and no other, each of its shape; a tied head counts on neither side."""
+    if missing := sorted(wanted.keys() - given.keys() - {HEAD}):
+        raise UserError(f"{where}: tensor {missing[0]} is missing ({len(missing)} in all)")
+    if extra := sorted(given.keys() - wanted.keys() - {HEAD}):
+        raise UserError(f"{where}: tensor {extra[0]} does not belong to this model ({len(extra)} in all)")
+    for name in given.keys() & wanted.keys():
+        if given[name] != wanted[name]:
+            raise UserError(f"{where}: tensor {name} has shape {given[name]}, the model wants {wanted[name]}")
+
+
+def file_digests(folder: Path, dtype: str) -> dict[str, str]:
+    """Digests of a directory's tensors as an engine of `dtype` holds them."""
+    return {name: digest(tensor.to(DTYPES[dtype])) for name, tensor in read_weights(folder).items()}
+
+
+def compare(model: torch.nn.Module, expected: dict[str, str], where: str) -> None:
+    """`inference.check_weights`: every tensor of the model against a digest of what was sent."""
+    state = model.state_dict(keep_vars=True)
+    for name, value in expected.items():
+        if digest(state[name]) != value:
+            raise UserError(f"check_weights: {name} is not what {where} holds")
+    logger.info(f"check_weights: all {len(expected)} tensors are those of {where}")
 
 
 def _check(folder: Path, version: int | None) -> int:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from rlmake.config.online import OnlineEvalProcessConfig
 from rlmake.config.shared import ComponentLogConfig
 from rlmake.config.sources import EvalSource, TrainSource
 from rlmake.core import procs
+from rlmake.core.jsonio import read_json
 from rlmake.core.rundir import RunContext
 from rlmake.launch.attempt import Attempt
-from rlmake.launch.placement import INFERENCE_DEFAULTS, TRAINER_DEFAULTS, environment, gpu_ids, torchrun
+from rlmake.launch.interpreter import python_of
+from rlmake.launch.placement import INFERENCE_DEFAULTS, TRAINER_DEFAULTS, engine_gpus, environment, gpu_ids, torchrun
 from rlmake.launch.supervise import Supervisor
 
 ADDRESS_TIMEOUT_S = 4200.0  # a big model on a slow disk; a server that dies is noticed at once
@@ -33,6 +35,7 @@ class Components:
 
     ctx: RunContext
     attempt: Attempt
+    _engines: dict[Path, list[Path]] = field(default_factory=dict)  # a router's address file → its engines'
 
     def write(self, name: str, config: object) -> Path:
         return self.attempt.write_resolved(name, dump(config))
@@ -60,24 +63,52 @@ class Components:
     def start_inference(
         self, supervisor: Supervisor, config: InferenceConfig, num_gpus: int, name: str = "inference"
     ) -> Path:
-        """Start an inference server. Returns the file in which it will publish its address."""
+        """Start the engines that serve one model. Returns the file in which their common address will be published:
+        the engine's own, or that of the router in front of several."""
+        groups = engine_gpus(config, num_gpus)
+        address_file = self.attempt.resolved / f"{name}.address"
+        if len(groups) == 1:
+            return self._start_engine(supervisor, config, groups[0], name)
+        address_file.unlink(missing_ok=True)
+        self.write(name, config)
+        config = config.model_copy(update={"server": config.server.model_copy(update={"host": "127.0.0.1", "port": 0})})
+        self._engines[address_file] = [
+            self._start_engine(supervisor, config, gpus, f"{name}-{index}") for index, gpus in enumerate(groups)
+        ]
+        return address_file
+
+    def _start_engine(self, supervisor: Supervisor, config: InferenceConfig, gpus: list[str], name: str) -> Path:
         address_file = self.attempt.resolved / f"{name}.address"
         address_file.unlink(missing_ok=True)
-        command = [config.python or sys.executable, "-m", "rlmake.inference.server"]
+        command = [python_of(config), "-m", "rlmake.inference.server"]
         command += ["@", str(self.write(name, config)), "--address-file", str(address_file)]
-        cpu_threads = config.cpu_threads if num_gpus == 0 else None
-        env = environment(self.ctx, INFERENCE_DEFAULTS, config.env_vars, gpus=gpu_ids(num_gpus), threads=cpu_threads)
+        threads = config.cpu_threads if not gpus else None
+        env = environment(self.ctx, INFERENCE_DEFAULTS, config.env_vars, gpus=gpus, threads=threads)
         supervisor.start(name, command, env, self.ctx.log_dir / f"{name}.log")
         return address_file
 
     def await_inference(self, supervisor: Supervisor, address_file: Path) -> str:
-        """The server's base URL (with /v1), once it has bound its port."""
+        """The server's base URL (with /v1), once it has bound its port; several engines get their router first."""
+        if engines := self._engines.get(address_file):
+            what = "addresses of the inference engines"
+            supervisor.wait_until(lambda: all(file.exists() for file in engines), ADDRESS_TIMEOUT_S, what)
+            urls = [file.read_text().strip() for file in engines]
+            if len(urls) == 1 and address_file.name != "inference.address":  # a frozen model's only engine
+                return urls[0] + "/v1"
+            self._start_router(supervisor, address_file, urls)
         supervisor.wait_until(address_file.exists, ADDRESS_TIMEOUT_S, f"inference server's address {address_file}")
         return address_file.read_text().strip().rstrip("/") + "/v1"
 
+    def _start_router(self, supervisor: Supervisor, address_file: Path, urls: list[str]) -> None:
+        port = read_json(address_file.with_suffix(".json"))["server"]["port"]
+        command = [sys.executable, "-m", "rlmake.inference.router", "--port", str(port)]
+        command += ["--address-file", str(address_file), *urls]
+        supervisor.start("router", command, environment(self.ctx), self.ctx.log_dir / "router.log")
+
     def engines(self, address_file: Path) -> list[str] | None:
-        """URLs of the engines where a router stands before them; None: the server is the engine."""
-        return None
+        """URLs (with /v1) of the engines where a router stands before them; None: the server is the engine."""
+        engines = self._engines.get(address_file)
+        return engines and [file.read_text().strip() + "/v1" for file in engines]
 
     def start_env_servers(self, supervisor: Supervisor, servers: list[tuple[EnvServerConfig, Path]]) -> None:
         for config, path in servers:

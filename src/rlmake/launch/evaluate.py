@@ -13,6 +13,7 @@ from rlmake.evals import progress
 from rlmake.launch import rundir
 from rlmake.launch.attempt import allocate, record
 from rlmake.launch.components import Components, check_port
+from rlmake.launch.interpreter import check_python
 from rlmake.launch.placement import gpu_ids
 from rlmake.launch.progress import Display
 from rlmake.launch.supervise import Supervisor, kill_leftovers
@@ -45,6 +46,7 @@ def run(
             cfg = cfg.model_copy(update={"resume": EvalResumeConfig(skip_checks=True)})
         if cfg.inference is not None:
             check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
+            check_python(cfg.inference)
             gpu_ids(cfg.deployment.num_infer_gpus)
         attempt, ctx = open_attempt("eval", out, argv, files, fingerprint, name)
         sink = logger.add(ctx.log_dir / "launcher.log", level="DEBUG")
@@ -82,7 +84,9 @@ def resolve(cfg: EvalConfig, model: Path | None, ctx: RunContext) -> EvalConfig:
 
 def _start(supervisor: Supervisor, components: Components, cfg: EvalConfig, identity: Mapping[str, Any]) -> None:
     if cfg.inference is not None:  # the evaluation loads while the engine does, and reads its address then
-        components.start_inference(supervisor, cfg.inference, cfg.deployment.num_infer_gpus)
+        address_file = components.start_inference(supervisor, cfg.inference, cfg.deployment.num_infer_gpus)
     servers = components.write_env_servers(cfg.source, cfg.seed, cfg.log, cfg.env_vars)
     components.start_env_servers(supervisor, servers)
     components.start_evaluation(supervisor, cfg, identity)
+    if cfg.inference is not None:  # with several engines it is the router's, which starts when they answer
+        components.await_inference(supervisor, address_file)

@@ -5,14 +5,16 @@ trainer/node_<i>.log, inference/node_<i>.log, inference/router.log; trainer.log 
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlmake.config import InferenceConfig, RLConfig, SFTConfig, TrainerConfig
+from rlmake.core.jsonio import read_json
 from rlmake.core.rundir import RunContext
 from rlmake.launch.allocation import Allocation
 from rlmake.launch.attempt import Attempt
-from rlmake.launch.components import ADDRESS_TIMEOUT_S, Components
+from rlmake.launch.components import Components
+from rlmake.launch.interpreter import python_of
 from rlmake.launch.placement import INFERENCE_DEFAULTS, TRAINER_DEFAULTS, environment, torchrun
 from rlmake.launch.supervise import Supervisor
 
@@ -22,7 +24,6 @@ class NodeComponents(Components):
     """Starts each component on its node."""
 
     allocation: Allocation = None  # type: ignore[assignment]  # always given; the parent's fields have no defaults
-    _engines: dict[Path, list[Path]] = field(default_factory=dict)  # router's address file → its engines'
 
     @classmethod
     def of(cls, ctx: RunContext, attempt: Attempt, allocation: Allocation) -> "NodeComponents":
@@ -58,7 +59,7 @@ class NodeComponents(Components):
                 address = self.attempt.resolved / f"{label}.address"
                 address.unlink(missing_ok=True)
                 engines.append(address)
-                command = [config.python or sys.executable, "-m", "rlmake.inference.server"]
+                command = [python_of(config), "-m", "rlmake.inference.server"]
                 command += ["@", str(self.write(label, engine)), "--address-file", str(address)]
                 threads = config.cpu_threads if mine is None else None
                 env = environment(self.ctx, INFERENCE_DEFAULTS, config.env_vars, threads=threads)
@@ -69,25 +70,14 @@ class NodeComponents(Components):
         self.write(name, config)
         return router
 
-    def await_inference(self, supervisor: Supervisor, address_file: Path) -> str:
-        """Wait for the engines, start the router on the first inference node; its URL (with /v1)."""
-        engines = self._engines[address_file]
-        what = "addresses of the inference engines"
-        supervisor.wait_until(lambda: all(file.exists() for file in engines), ADDRESS_TIMEOUT_S, what)
-        urls = [file.read_text().strip() for file in engines]
-        if address_file.name != "inference.address":
-            return urls[0] + "/v1"
-        port = _port(self.attempt.resolved / "inference.json")
+    def _start_router(self, supervisor: Supervisor, address_file: Path, urls: list[str]) -> None:
+        """On the first inference node."""
+        port = read_json(address_file.with_suffix(".json"))["server"]["port"]
         command = [sys.executable, "-m", "rlmake.inference.router", "--port", str(port)]
         command += ["--address-file", str(address_file), *urls]
         step = self.allocation.srun(self.allocation.inference[0], command)
         env = environment(self.ctx)
         supervisor.start("router", step, env, self.ctx.log_dir / "inference" / "router.log", remote=True)
-        return super().await_inference(supervisor, address_file)
-
-    def engines(self, address_file: Path) -> list[str] | None:
-        """URLs (with /v1) of the engines behind the router: admin calls go to each."""
-        return [file.read_text().strip() + "/v1" for file in self._engines[address_file]]
 
     def start_trainer(
         self, supervisor: Supervisor, config: TrainerConfig | SFTConfig, num_gpus: int, cpu_ranks: int, skip_gpus: int
@@ -126,9 +116,3 @@ def over_nodes(cfg: RLConfig | SFTConfig, allocation: Allocation) -> None:
 def _link(link: Path, target: str) -> None:
     link.unlink(missing_ok=True)
     os.symlink(target, link)
-
-
-def _port(file: Path) -> int:
-    from rlmake.core.jsonio import read_json
-
-    return read_json(file)["server"]["port"]

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlmake.config import InferenceConfig
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import ATTEMPT_CONFIGS, ATTEMPT_LOGS, FINGERPRINT, RUN_ID, RUN_NAME, RunContext
 
@@ -39,6 +40,17 @@ def gpu_ids(count: int, skip: int = 0) -> list[str]:
     if count and len(ids) < skip + count:
         raise UserError(f"deployment: {skip + count} GPUs are wanted, CUDA_VISIBLE_DEVICES={visible} shows {len(ids)}")
     return ids[skip : skip + count]
+
+
+def engine_gpus(config: InferenceConfig, count: int) -> list[list[str]]:
+    """The GPU ids of each engine of a run: `count` cut into as many as hold one copy of the model each.
+
+    On the CPU (`count` 0) there are `vllm.data_parallel_size` engines, without GPUs.
+    """
+    if count == 0:
+        return [[] for _ in range(config.vllm.data_parallel_size)]
+    ids, each = gpu_ids(count), config.gpus_per_engine
+    return [ids[start : start + each] for start in range(0, count, each)]
 
 
 def require_gpus(count: int) -> None:

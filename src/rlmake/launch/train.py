@@ -16,6 +16,7 @@ from rlmake.launch import rundir
 from rlmake.launch.allocation import Allocation
 from rlmake.launch.attempt import Attempt, allocate, record
 from rlmake.launch.components import Components, check_port
+from rlmake.launch.interpreter import check_python
 from rlmake.launch.nodes import NodeComponents, over_nodes
 from rlmake.launch.placement import gpu_ids, require_gpus
 from rlmake.launch.progress import Display
@@ -120,13 +121,14 @@ def preflight(cfg: TrainConfig) -> None:
             check_port("127.0.0.1", cfg.trainer.rollout_transport.port, "rollout_transport.port")
         if cfg.inference is not None:
             check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
+            check_python(cfg.inference)
         for key, model in cfg.orchestrator.frozen_models():
             if model.base_url is None and not Path(model.name).is_dir():
                 text = f"'{model.name}' is no directory; a server that knows it by this name needs base_url"
                 raise UserError(f"orchestrator.{key}.name: {text}")
         _warn(cfg)
-        gpu_ids(place.num_train_gpus, skip=_inference_gpus(cfg))
-        require_gpus(place.num_train_gpus + _inference_gpus(cfg))
+        gpu_ids(place.num_train_gpus, skip=_skipped_gpus(cfg))
+        require_gpus(place.num_train_gpus + _skipped_gpus(cfg))
     else:
         if cfg.inference is not None:
             check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
@@ -218,7 +220,7 @@ def _start_rl(supervisor: Supervisor, components: Components, cfg: RLConfig) -> 
         for number, (model, config) in enumerate(_frozen_servers(cfg).items())
     }
     components.start_env_servers(supervisor, _write_env_servers(components, cfg))
-    skip = _inference_gpus(cfg)
+    skip = _skipped_gpus(cfg)
     components.start_trainer(supervisor, cfg.trainer, _train_gpus(cfg), place.num_train_ranks, skip)
     if address_file is not None:
         client = orchestrator.model.client
@@ -238,6 +240,8 @@ def _frozen_servers(cfg: RLConfig) -> dict[str, InferenceConfig]:
             assert cfg.inference is not None
             config = servers[model.name] = cfg.inference.model_copy(deep=True)
             config.vllm.model, config.vllm.served_model_name, config.server.port = model.name, None, 0
+            config.vllm.data_parallel_size = 1
+            config.output_dir = None  # the run's weights are not for it
     return servers
 
 
@@ -247,6 +251,12 @@ def _inference_gpus(cfg: RLConfig) -> int:
     if cfg.inference is None or place.type == "multi_node":
         return 0
     return place.num_infer_gpus
+
+
+def _skipped_gpus(cfg: RLConfig) -> int:
+    """Of those, the ones that are not the trainer's as well."""
+    shared = cfg.deployment.type == "single_node" and cfg.deployment.share_gpus
+    return 0 if shared else _inference_gpus(cfg)
 
 
 def _train_gpus(cfg: TrainConfig) -> int:

@@ -25,6 +25,9 @@ class Engines:
             raise UserError("orchestrator.model.client.base_url is missing: which inference server?")
         self.config, self.base, self.adapter, self.ctx = config, base, adapter, ctx
         self.model = adapter or base
+        self.joined: str | None = None  # session of the trainer's group that the engines are in
+        self.receivers: list[str] = []  # their workers, in the order of their ranks in a group
+        self.workers: list[list[dict]] = []
         self.base_url = config.base_url.rstrip("/")
         self.max_model_len: int | None = None  # tokens, once the engines have told it
         urls = config.admin_base_url or [self.base_url]
@@ -86,15 +89,62 @@ class Engines:
         body = {"lora_name": self.adapter, "lora_path": str(folder), "load_inplace": True}
         await self._all("/load_lora_adapter", ADAPTER_SECONDS, body)
 
+    async def refusal(self, rendezvous: dict) -> str | None:
+        """Why the engines cannot take weights from the trainer's group, None where they can. Fills `receivers`."""
+        if self.joined == rendezvous["session"]:
+            return None
+        self.workers = [
+            (await self._call(client, "GET", "/broadcaster", 60.0)).json()["workers"] for client in self.admin
+        ]
+        self.receivers = [
+            f"worker {worker['rank']} of {client.base_url}"
+            for client, workers in zip(self.admin, self.workers, strict=True)
+            for worker in workers
+        ]
+        for name, worker in zip(self.receivers, [w for workers in self.workers for w in workers], strict=True):
+            if worker["nccl"] != rendezvous["nccl"] and rendezvous["backend"] == "nccl":
+                return f"{name} has NCCL {worker['nccl']}, the trainer {rendezvous['nccl']}"
+        return None
+
+    async def join(self, rendezvous: dict, timeout: float) -> None:
+        """Make every worker of every engine join the trainer's group, once."""
+        if self.joined == rendezvous["session"]:
+            return
+        first, calls = 1, []
+        for client, workers in zip(self.admin, self.workers, strict=True):
+            body = {
+                "host": rendezvous["host"], "port": rendezvous["port"], "rank_offset": first, "timeout": timeout,
+                "inference_world_size": len(self.receivers), "session_id": rendezvous["session"],
+                "backend": rendezvous["backend"], "nccl_version": rendezvous["nccl"],
+            }  # fmt: skip
+            calls.append(self._call(client, "POST", "/init_broadcaster", 2 * timeout, body, attempts=1))
+            first += len(workers)
+        await asyncio.gather(*calls)
+        self.joined = rendezvous["session"]
+
+    async def receive_weights(self, version: int, group: dict) -> None:
+        """Make every engine take a version from the group, at the same time. Never repeated: half of the group would
+        wait for a transfer that the other half has behind it."""
+        body = {"weight_dir": None, "version": version} | {key: group[key] for key in ("plan", "dtype", "digests")}
+        await asyncio.gather(
+            *(self._call(client, "POST", "/update_weights", UPDATE_SECONDS, body, attempts=1) for client in self.admin)
+        )
+
     async def _all(self, path: str, timeout: float, body: dict | None = None) -> None:
         await asyncio.gather(*(self._call(client, "POST", path, timeout, body) for client in self.admin))
 
     async def _call(
-        self, client: httpx.AsyncClient, method: str, path: str, timeout: float, body: dict | None = None
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        timeout: float,
+        body: dict | None = None,
+        attempts: int = ATTEMPTS,
     ) -> httpx.Response:
         """One admin call, repeated while the server is away or says 5xx; at most twice `timeout` in all."""
         deadline = time.monotonic() + 2 * timeout
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, attempts + 1):
             try:
                 reply = await client.request(method, path, json=body, timeout=httpx.Timeout(timeout, connect=10.0))
                 reply.raise_for_status()
@@ -102,7 +152,7 @@ class Engines:
             except httpx.HTTPError as error:
                 status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
                 detail = error.response.text[:300] if status else repr(error)
-                if (status and status < 500) or attempt == ATTEMPTS or time.monotonic() > deadline:
+                if (status and status < 500) or attempt == attempts or time.monotonic() > deadline:
                     raise RunFailed(f"inference server {client.base_url}: {path} failed: {detail}") from error
                 logger.warning(f"inference server {client.base_url}: {path}: {detail}; trying again")
                 await asyncio.sleep(min(10.0, 2.0 ** (attempt - 1)))

@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 from loguru import logger
 
@@ -12,7 +11,7 @@ from rlmake.core.errors import RunFailed
 from rlmake.orchestrator.engines import Engines
 from rlmake.transport import WeightReceiver
 
-POLL_SECONDS, WARN_SECONDS = 0.02, 60.0
+POLL_SECONDS, WARN_SECONDS = 0.005, 60.0
 
 
 class Watcher:
@@ -51,11 +50,13 @@ class Watcher:
             await asyncio.sleep(POLL_SECONDS)
         offered = time.monotonic()
         self.on_pending(version)
-        self.receiver.ack(version)
-        await self._finished(version)
-        folder = await asyncio.to_thread(self.receiver.verify, version)
-        received = time.monotonic()
-        await self._install(folder, version)
+        record = self.receiver.record(version)
+        by_group = record["transport"] != "filesystem"
+        if by_group and (reason := await self.engines.refusal(record["group"]["rendezvous"])):
+            self.receiver.refuse(version, reason)
+            logger.warning(f"weights v{version} are asked for by files: {reason}")
+            return await self.next()
+        received = await (self._by_group if by_group else self._by_files)(version, record)
         self.version = version
         served = time.monotonic()
         self.seconds = {"receive": received - offered, "update": served - received}
@@ -66,15 +67,37 @@ class Watcher:
         event.set()
         return version
 
-    async def _install(self, folder: Path, version: int) -> None:
+    async def _by_files(self, version: int, record: dict) -> float:
+        """Take the files, then install them; the moment between the two."""
+        self.receiver.ack(version)
+        await self._finished(version)
+        folder = await asyncio.to_thread(self.receiver.verify, version)
+        received = time.monotonic()
         if self.engines.adapter is not None:
             await self.engines.load_adapter(folder)
-            return
+            return received
+        async with self._frozen():
+            await self.engines.update_weights(folder, version)
+        return received
+
+    async def _by_group(self, version: int, record: dict) -> float:
+        """Engines take the version themselves while they stand still. It cannot be repeated: a failure ends the run."""
+        group = record["group"]
+        async with self._frozen():
+            self.receiver.ack(version, self.engines.receivers)
+            await self.engines.join(group["rendezvous"], self.timeout)
+            received = time.monotonic()
+            await self.engines.receive_weights(version, group)
+            await self._finished(version)
+        return received
+
+    @asynccontextmanager
+    async def _frozen(self) -> AsyncIterator[None]:
+        """Requests wait inside. The engines must not stay frozen; if they are gone the error of what failed counts."""
         await self.engines.pause()
         try:
-            await self.engines.update_weights(folder, version)
+            yield
         finally:
-            # The engines must not stay frozen; if they are gone the update's own error counts.
             with suppress(RunFailed):
                 await self.engines.resume()
 

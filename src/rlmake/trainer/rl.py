@@ -20,13 +20,13 @@ from rlmake.monitors import Monitors
 from rlmake.trainer import losses, process
 from rlmake.trainer import world as worlds
 from rlmake.trainer.batch import PackedRow, of_micro_batch
+from rlmake.trainer.broadcast import Sender
 from rlmake.trainer.fake import FakeReceiver
 from rlmake.trainer.metrics import TokenStatistics, performance
 from rlmake.trainer.model import load_model
 from rlmake.trainer.parallel import flops_per_token, peak_flops
 from rlmake.trainer.training import SAVED_AND_LEFT, Training
 from rlmake.trainer.views import TokenViews
-from rlmake.trainer.weights import Sender
 from rlmake.transport import Batch, open_receiver
 
 HALVES = ("trainer", "orchestrator")

@@ -20,7 +20,7 @@ from rlmake.trainer.metrics import performance
 from rlmake.trainer.model import load_model
 from rlmake.trainer.parallel import flops_per_token, peak_flops
 from rlmake.trainer.training import SAVED_AND_LEFT, Training
-from rlmake.trainer.weights import Sender
+from rlmake.trainer.broadcast import Sender
 
 HALVES = ("trainer",)
 

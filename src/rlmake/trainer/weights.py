@@ -1,7 +1,6 @@
 """Writing the policy's weights, or its adapter, as safetensors for the engines."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -9,38 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlmake.models import lora
-from rlmake.transport import WeightSender, broadcast
 
 SHARD_BYTES = 4 << 30
-
-
-class Sender:
-    """Offers a training's weights, or its adapter, to whoever serves them; every rank has one and calls it."""
-
-    def __init__(self, training: Any):
-        self.training = training
-        self._handshake = WeightSender(training.ctx.run_dir, training.ctx) if training.world.master else None
-
-    def send(self) -> None:
-        """Broadcast `v{training.step}` and wait until the receiver has accepted it."""
-        training, adapter = self.training, self.training.facts["lora"]
-        dtype = torch.float32 if training.policy.exact else torch.bfloat16
-        named = training.policy.named()
-
-        def write(folder: Path | None) -> None:
-            if adapter is None:
-                write_weights(named, folder, dtype)
-            else:
-                write_adapter(named, lora.Adapter(**adapter), folder, dtype)
-
-        broadcast(
-            self._handshake,
-            training.step,
-            write,
-            training.world.on_master,
-            timeout=training.config.weight_broadcast.timeout,
-            kind="full" if adapter is None else "adapter",
-        )
 
 
 def write_weights(named: list[tuple[str, nn.Parameter]], folder: Path | None, dtype: torch.dtype) -> None:
@@ -59,12 +28,12 @@ def write_weights(named: list[tuple[str, nn.Parameter]], folder: Path | None, dt
         shard.clear()
 
     for name, p in named:
-        whole = _whole(p, dtype)
+        value = whole(p, dtype)
         if folder is None:
             continue
-        if sum(tensor.nbytes for tensor in shard.values()) + whole.nbytes > SHARD_BYTES:
+        if sum(tensor.nbytes for tensor in shard.values()) + value.nbytes > SHARD_BYTES:
             flush()
-        shard[name] = whole.cpu().contiguous()
+        shard[name] = value.cpu().contiguous()
     flush()
 
 
@@ -72,12 +41,13 @@ def write_adapter(
     named: list[tuple[str, nn.Parameter]], adapter: lora.Adapter, folder: Path | None, dtype: torch.dtype
 ) -> None:
     """Gather the adapter's parameters and, where `folder` is not None, write it there in PEFT's layout, as `dtype`."""
-    tensors = {f"{lora.FILE_PREFIX}{name}": _whole(p, dtype).cpu().contiguous() for name, p in named}
+    tensors = {f"{lora.FILE_PREFIX}{name}": whole(p, dtype).cpu().contiguous() for name, p in named}
     if folder is not None:
         save_file(tensors, folder / lora.WEIGHTS, metadata={"format": "pt"})
         lora.write_config(adapter, folder)
 
 
-def _whole(p: nn.Parameter, dtype: torch.dtype) -> Tensor:
+def whole(p: nn.Parameter, dtype: torch.dtype) -> Tensor:
+    """A parameter as `dtype`, gathered from its ranks."""
     value = p.detach().to(dtype)
     return value.full_tensor() if isinstance(value, DTensor) else value

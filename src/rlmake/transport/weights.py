@@ -6,9 +6,13 @@
     .finished         the trainer commits, the receiver installs
 
 By files, the folder holds the weights themselves (HF names, safetensors) and `version.json` lists them with sizes and
-hashes, so a receiver never serves a torn version. Only this module writes or removes what is in `broadcasts/`.
+hashes, so a receiver never serves a torn version. By a group (`rlmake.transport.collective`) the folder holds the
+markers only, and `version.json` says where to meet and what will come; a receiver that cannot come leaves
+`.receiver_refused` with the reason instead, and the version is offered again by files. Only this module writes or
+removes what is in `broadcasts/`.
 """
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +21,16 @@ from blake3 import blake3
 from loguru import logger
 
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import content_hash, read_json, write_json
+from rlmake.core.jsonio import content_hash, read_json, write_bytes, write_json
 from rlmake.core.rundir import RunContext, broadcast_dir, numbered
 from rlmake.transport.batches import wait_for
 
 SCHEMA = 1
 RECORD = "version.json"
 OFFERED, ACCEPTED, STARTED, FINISHED = ".sender_ready", ".receiver_ready", ".started", ".finished"
+REFUSED = ".receiver_refused"
 TIMEOUT = 1200.0
+POLL_S = 0.005
 
 
 def _hash(path: Path) -> str:
@@ -61,8 +67,11 @@ class WeightSender:
         self.folder.mkdir(parents=True)
         return self.folder
 
-    def offer(self, version: int, transport: str = "filesystem", kind: str = "full") -> None:
-        """Write `version.json` over what lies in the folder, then `.sender_ready`. `kind`: full or adapter."""
+    def offer(self, version: int, transport: str = "filesystem", kind: str = "full", group: dict | None = None) -> None:
+        """Write `version.json` over what lies in the folder, then `.sender_ready`. `kind`: full or adapter.
+
+        `group`: `rendezvous`, `plan`, `dtype` and `digests` of a transfer by a group.
+        """
         if self.version != version or not self.folder.is_dir():
             self.prepare(version)
         files = _files(self.folder)
@@ -70,13 +79,21 @@ class WeightSender:
             "schema": SCHEMA, "run_id": self.ctx.run_id, "attempt": self.ctx.attempt, "version": version,
             "transport": transport, "kind": kind, "files": files, "checksum": content_hash(files),
         }  # fmt: skip
+        if group is not None:
+            record["group"] = group
         write_json(self.folder / RECORD, record)
         (self.folder / OFFERED).touch()
 
-    def wait_receiver(self, timeout: float = TIMEOUT) -> None:
-        """Until the receiver accepts; `UserError` after `timeout` seconds names it."""
-        what = f"the orchestrator (or online evaluation) to accept weights v{self.version} ({self.folder / ACCEPTED})"
-        wait_for((self.folder / ACCEPTED).exists, timeout, what)
+    def wait_receiver(self, timeout: float = TIMEOUT) -> dict:
+        """Until the receiver answers; `UserError` after `timeout` seconds names it.
+
+        What it says: `{}` for files; `{"receivers": [names]}` or `{"refused": reason}` for a group.
+        """
+        accepted, refused = self.folder / ACCEPTED, self.folder / REFUSED
+        what = f"the orchestrator (or online evaluation) to accept weights v{self.version} ({accepted})"
+        wait_for(lambda: accepted.exists() or refused.exists(), timeout, what, POLL_S)
+        said = refused if refused.exists() else accepted
+        return json.loads(said.read_bytes() or b"{}")
 
     def start(self) -> None:
         (self.folder / STARTED).touch()
@@ -119,6 +136,27 @@ def broadcast(
     on_master(handshake)
 
 
+def newest_version(ctx: RunContext) -> tuple[int, Path] | None:
+    """`(version, folder)` of the newest version that this attempt of the run has committed, if it is whole in files."""
+    for version, folder in reversed(numbered(ctx.run_dir / "broadcasts").items()):
+        if (folder / FINISHED).exists() and (record := read_record(folder)) and _is_of(record, ctx, version):
+            return (version, folder) if (record["transport"], record["kind"]) == ("filesystem", "full") else None
+    return None
+
+
+def read_record(folder: Path) -> dict | None:
+    """`version.json` of a folder; None where it is not there or not whole."""
+    try:
+        return read_json(folder / RECORD)
+    except UserError:  # the sender is just making the folder anew
+        return None
+
+
+def _is_of(record: dict, ctx: RunContext, version: int) -> bool:
+    found = (record.get("schema"), record.get("run_id"), record.get("attempt"), record.get("version"))
+    return found == (SCHEMA, ctx.run_id, ctx.attempt, version)
+
+
 class WeightReceiver:
     """The side that serves weights. `poll` finds an offer, `ack` accepts it, `wait_finished` returns its folder."""
 
@@ -136,21 +174,30 @@ class WeightReceiver:
         return None
 
     def _ours(self, folder: Path, version: int) -> bool:
-        try:
-            record = read_json(folder / RECORD)
-        except UserError:  # the sender is just making the folder anew
+        record = read_record(folder)
+        if record is None:
             return False
-        found = (record.get("schema"), record.get("run_id"), record.get("attempt"), record.get("version"))
-        expected = (SCHEMA, self.ctx.run_id, self.ctx.attempt, version)
-        if found != expected and version not in self._refused:
+        ours = _is_of(record, self.ctx, version)
+        if not ours and version not in self._refused:
             self._refused.add(version)
             logger.warning(
-                f"{folder}: foreign weights refused: (schema, run, attempt, version) {found}, expected {expected}"
+                f"{folder}: foreign weights refused: run {record.get('run_id')}, attempt {record.get('attempt')}, "
+                f"version {record.get('version')}; expected {self.ctx.run_id}, {self.ctx.attempt}, {version}"
             )
-        return found == expected
+        return ours and not (folder / REFUSED).exists()
 
-    def ack(self, version: int) -> None:
-        (broadcast_dir(self.run_dir, version) / ACCEPTED).touch()
+    def record(self, version: int) -> dict:
+        """What the sender says about an offered version. Raises `UserError` where it is not readable."""
+        return read_json(broadcast_dir(self.run_dir, version) / RECORD)
+
+    def ack(self, version: int, receivers: list[str] | None = None) -> None:
+        """Accept; `receivers`: who will take it in a group, in the order of their ranks."""
+        said = b"" if receivers is None else json.dumps({"receivers": receivers}).encode()
+        write_bytes(broadcast_dir(self.run_dir, version) / ACCEPTED, said)
+
+    def refuse(self, version: int, reason: str) -> None:
+        """A group cannot be joined: ask for the same version by files."""
+        write_bytes(broadcast_dir(self.run_dir, version) / REFUSED, json.dumps({"refused": reason}).encode())
 
     def finished(self, version: int) -> bool:
         return (broadcast_dir(self.run_dir, version) / FINISHED).exists()

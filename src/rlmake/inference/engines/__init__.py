@@ -1,17 +1,28 @@
 """Engines: what turns token ids into token ids. `base` is the contract; one file each, chosen by `inference.engine`."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 from rlmake.core.errors import UserError
 from rlmake.inference.engines.base import Engine
 
 
-def make_engine(cfg: Any) -> Engine:
-    """The engine that an `InferenceConfig` names, started and ready. Raises `UserError`."""
-    if cfg.engine != "transformers":
-        raise UserError(f"inference.engine: '{cfg.engine}' is not part of this version; use 'transformers'")
+@contextlib.asynccontextmanager
+async def opened(cfg: Any) -> AsyncIterator[Engine]:
+    """The engine that an `InferenceConfig` names, ready; closed at the end. Raises `UserError`."""
+    if cfg.engine == "vllm":
+        from rlmake.inference.engines.vllm import VllmEngine
+
+        async with VllmEngine.opened(cfg) as engine:
+            yield engine
+        return
     if cfg.device != "cpu":
         raise UserError(f"inference.device: the transformers engine runs on the CPU, not on '{cfg.device}'")
     from rlmake.inference.engines.transformers import TransformersEngine
 
-    return TransformersEngine(cfg)
+    engine = TransformersEngine(cfg)
+    try:
+        yield engine
+    finally:
+        engine.close()

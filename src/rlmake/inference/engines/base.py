@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 FinishReason = Literal["stop", "length"]
 
@@ -74,13 +74,27 @@ class Stats:
     paused: bool
 
 
+def check_prompt(prompt: tuple[int, ...], max_model_len: int, vocab_size: int) -> None:
+    """Raises `Refused` for a prompt that is empty, leaves no room for a token, or has ids that are none."""
+    if not prompt:
+        raise Refused("the prompt is empty")
+    if len(prompt) >= max_model_len:
+        raise Refused(f"the prompt has {len(prompt)} tokens; this model's maximum context length is {max_model_len}")
+    if max(prompt) >= vocab_size or min(prompt) < 0:
+        raise Refused(f"a prompt token is outside of the vocabulary of {vocab_size}")
+
+
 class Engine(Protocol):
-    """Generates. Requests may come from any thread; weights change between forward passes only."""
+    """Generates. Requests may come from any thread; weights change between forward passes only.
+
+    `openai`: the engine's own application for OpenAI's routes, None where ours serve them.
+    """
 
     tokenizer: object
     max_model_len: int
     vocab_size: int
     default_stop_ids: frozenset[int]
+    openai: Any
 
     def submit(self, prompt: tuple[int, ...], sampling: Sampling, cache_salt: str | None) -> "Future[Completion]":
         """Queue a completion. Cancelling the future frees its slot. `Refused` for a prompt that does not fit."""
@@ -94,13 +108,26 @@ class Engine(Protocol):
     def update_weights(self, folder: Path, version: int | None) -> int:
         """Load a version from a directory, all or nothing; returns the version served. `UserError` leaves the old."""
 
-    def load_adapter(self, folder: Path) -> int:
-        """Serve the adapter of a directory on top of the weights, in place of the one before; returns the version."""
+    def load_adapter(self, folder: Path, name: str) -> int:
+        """Serve the adapter of a directory on top of the weights, in place of the one before, under a name of its own;
+        returns the version."""
 
-    def stats(self) -> Stats: ...
+    def workers(self) -> list[dict[str, Any]]:
+        """`rank`, `device` and `nccl` (version, None without) of each process that holds weights."""
+
+    def join(self, rendezvous: dict[str, Any], first: int, world: int, timeout: float) -> None:
+        """Join the trainer's group (`transport.collective`), workers from rank `first` on. `UserError` says why not."""
+
+    def receive_weights(
+        self, version: int, plan: list[dict[str, Any]], dtype: str, digests: dict[str, str] | None
+    ) -> int:
+        """Take a version from the group that was joined; returns the version served."""
+
+    def metrics(self, model: str) -> str:
+        """What `/metrics` shows, in Prometheus' text format; `model`: the name served."""
 
     def alive(self, timeout: float) -> bool:
-        """Whether the engine has answered within `timeout` seconds."""
+        """Whether the engine answers within `timeout` seconds; infinite: whether it lives at all."""
 
     def close(self) -> None:
         """End; requests under way fail with `EngineFailed`."""

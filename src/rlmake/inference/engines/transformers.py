@@ -18,10 +18,12 @@ from loguru import logger
 
 from rlmake.core.errors import UserError
 from rlmake.core.seeds import derive
-from rlmake.inference.engines.base import Completion, EngineFailed, Refused, Sampling, Stats
+from rlmake.inference import metrics
+from rlmake.inference.engines.base import Completion, EngineFailed, Sampling, Stats, check_prompt
 from rlmake.inference.engines.batch import Batch, Sequence
-from rlmake.inference.weights import read_version
+from rlmake.inference.weights import compare, read_version
 from rlmake.models import exact, loading, lora
+from rlmake.models.digest import digest
 from rlmake.models.text import load_tokenizer, template_text
 
 IDLE_BEAT = 1.0  # seconds between signs of life of an idle or paused engine
@@ -29,6 +31,8 @@ IDLE_BEAT = 1.0  # seconds between signs of life of an idle or paused engine
 
 class TransformersEngine:
     """See `engines.base.Engine`. The constructor returns when the model is loaded and has passed its self-test."""
+
+    openai = None
 
     def __init__(self, cfg: Any):
         name = cfg.vllm.model
@@ -56,6 +60,7 @@ class TransformersEngine:
         self._beat = time.monotonic()
         self._version = 0
         self._adapter: lora.Adapter | None = None
+        self._receiver: Any = None  # of the trainer's group
         self._prompt_tokens = self._generation_tokens = 0
         self._finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         ready: Future[None] = Future()
@@ -67,14 +72,7 @@ class TransformersEngine:
 
     def submit(self, prompt: tuple[int, ...], sampling: Sampling, cache_salt: str | None) -> "Future[Completion]":
         """No prefix outlives a pass, so every `cache_salt` is respected."""
-        if not prompt:
-            raise Refused("the prompt is empty")
-        if len(prompt) >= self.max_model_len:
-            raise Refused(
-                f"the prompt has {len(prompt)} tokens; this model's maximum context length is {self.max_model_len}"
-            )
-        if max(prompt) >= self.vocab_size or min(prompt) < 0:
-            raise Refused(f"a prompt token is outside of the vocabulary of {self.vocab_size}")
+        check_prompt(prompt, self.max_model_len, self.vocab_size)
         seed = sampling.seed
         if seed is None:
             seed = derive(self._cfg.seed, "request", next(self._counter))
@@ -101,20 +99,43 @@ class TransformersEngine:
 
     def update_weights(self, folder: Path, version: int | None) -> int:
         tensors, found = read_version(folder, version)
+        return self._assign(tensors, found, str(folder), None)
 
+    def workers(self) -> list[dict[str, Any]]:
+        return [{"rank": 0, "device": "cpu", "nccl": None}]
+
+    def join(self, rendezvous: dict[str, Any], first: int, world: int, timeout: float) -> None:
+        from rlmake.transport.collective import Receiver
+
+        self._receiver = Receiver(rendezvous, first, world, torch.device("cpu"), timeout)
+
+    def receive_weights(
+        self, version: int, plan: list[dict[str, Any]], dtype: str, digests: dict[str, str] | None
+    ) -> int:
+        if self._receiver is None:
+            raise UserError("no group was joined; POST /init_broadcaster comes first")
+        tensors = dict(self._receiver.receive(version, plan, loading.DTYPES[dtype]))
+        return self._assign(tensors, version, "the trainer's group", digests)
+
+    def _assign(
+        self, tensors: dict[str, torch.Tensor], version: int | None, where: str, digests: dict[str, str] | None
+    ) -> int:
         def assign() -> int:
             if self._adapter is not None:
                 raise UserError("this server runs an adapter, which belongs to the weights it has; start another one")
-            loading.assign(self._batch.model, tensors, str(folder))
+            model = self._batch.model
+            loading.assign(model, tensors, where)
             self._batch.refresh_head()
-            self._version = self._version + 1 if found is None else found
+            if self._cfg.check_weights:
+                compare(model, digests or {n: digest(t.to(model.dtype)) for n, t in tensors.items()}, where)
+            self._version = self._version + 1 if version is None else version
             return self._version
 
         served = self._command(assign)
-        logger.info(f"weights v{served} from {folder}")
+        logger.info(f"weights v{served} from {where}")
         return served
 
-    def load_adapter(self, folder: Path) -> int:
+    def load_adapter(self, folder: Path, name: str) -> int:
         tensors, found = read_version(folder, None)
         adapter = lora.read_config(folder)
 
@@ -143,6 +164,9 @@ class TransformersEngine:
         if self._cfg.transformers.dtype == "float32":
             with lora.stirred(model):
                 self._test(model)
+
+    def metrics(self, model: str) -> str:
+        return metrics.render(self.stats(), model)
 
     def stats(self) -> Stats:
         with self._wake:
