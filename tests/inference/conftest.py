@@ -9,11 +9,15 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from rlmake.config import InitConfig
 
-ENGINES = ["transformers"]
+# `make test-vllm` sets the second: the same tests against vLLM, in its own environment.
+ENGINES = os.environ.get("RLMAKE_TEST_ENGINES", "transformers").split(",")
+VLLM_PYTHON = os.environ.get("RLMAKE_VLLM_PYTHON", str(Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"))
+TOLERANCE = {"transformers": 0.0, "vllm": 1e-4}  # of a logprob in fp32, between runs of different batches
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +30,7 @@ def models(tmp_path_factory) -> dict[str, Path]:
     made = {}
     for name, seed, width in (("a", 0, 64), ("b", 1, 64), ("c", 0, 32)):
         architecture = {"hidden_size": width, "intermediate_size": 160, "max_position_embeddings": 512}
-        architecture |= {"initializer_range": 0.2}
+        architecture |= {"initializer_range": 0.2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
         tokenizer = {"text": str(root / "text.txt"), "vocab_size": 300}
         cfg = InitConfig(architecture=architecture, tokenizer=tokenizer, seed=seed, dtype="float32")
         init.make(cfg, root / name)
@@ -41,6 +45,8 @@ def config(model: Path, folder: Path, engine: str = "transformers", **changes) -
         "output_dir": str(folder),
         "vllm": {"model": str(model), "max_model_len": 320, "served_model_name": "policy"},
     }  # fmt: skip
+    if engine == "vllm":
+        table["vllm"] |= {"dtype": "float32", "enforce_eager": True}
     path = folder / "inference.json"
     path.write_text(json.dumps(table | changes))
     return path
@@ -50,16 +56,20 @@ class Server:
     """A server process; `client` speaks to it."""
 
     def __init__(self, path: Path, **env: str):
+        self.engine = json.loads(path.read_text())["engine"]
+        python = VLLM_PYTHON if self.engine == "vllm" else sys.executable
         self.address = path.parent / "inference.address"
         self.address.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "rlmake.inference.server", "@", str(path), "--address-file", str(self.address)]
+        command = [python, "-m", "rlmake.inference.server", "@", str(path), "--address-file", str(self.address)]
         env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env=env, text=True)
+        self.log = path.parent / "stderr.log"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, text=True)
 
-    def wait(self, seconds: float = 150) -> "Server":
+    def wait(self, seconds: float = 240) -> "Server":
         deadline = time.monotonic() + seconds
         while not self.address.exists():
-            assert self.process.poll() is None, self.process.stderr.read()
+            assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, "the server did not come up"
             time.sleep(0.1)
         self.url = self.address.read_text()
@@ -75,8 +85,17 @@ class Server:
         return self.post("/inference/v1/generate", {"token_ids": list(prompt), "sampling_params": sampling}, status)
 
     def metric(self, name: str) -> float:
+        """The value of `name`, or of `name{label="value"}`, whatever other labels there are."""
+        name, _, label = name.partition("{")
         lines = self.client.get("/metrics").text.splitlines()
-        return float(next(line for line in lines if line.startswith((name + "{", name + ","))).rpartition(" ")[2])
+        found = (line for line in lines if line.startswith(name + "{") and label.rstrip("}") in line)
+        return float(next(found).rpartition(" ")[2])
+
+    def same(self, left, right) -> bool:
+        """Whether `(ids, logprobs)` of two replies agree: bit for bit, or as well as the engine promises."""
+        if self.engine == "transformers":
+            return left == right
+        return left[0] == right[0] and np.allclose(left[1], right[1], rtol=0, atol=TOLERANCE[self.engine])
 
     def stop(self, seconds: float = 60) -> tuple[int, str]:
         if self.process.poll() is None:
@@ -86,7 +105,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        return code, self.process.stderr.read()
+        return code, self.log.read_text()
 
 
 @pytest.fixture(scope="session", params=ENGINES)

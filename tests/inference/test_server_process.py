@@ -19,7 +19,7 @@ def test_port_in_use_and_bad_models_are_one_line(models, start, tmp_path):
         }
         started = [(m, start(tmp_path / str(i), **change)) for i, (m, change) in enumerate(cases.items())]
         for message, server in started:
-            code, log = server.process.wait(120), server.process.stderr.read()
+            code, log = server.process.wait(120), server.log.read_text()
             assert code == 2 and message in log and "Traceback" not in log, log
             assert len([line for line in log.splitlines() if line.startswith("error:")]) == 1
             assert not server.address.exists()
