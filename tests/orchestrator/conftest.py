@@ -89,7 +89,8 @@ class Engine:
         self.requests.append({"salt": body.get("cache_salt"), "version": self.loaded[-1], **sampling})
         self.running += 1
         await asyncio.sleep(random.random() * self.delay)
-        rng = random.Random(blake3(self.weights + json.dumps([sampling["seed"], body["token_ids"]]).encode()).digest())
+        seed = sampling.get("seed", f"request {len(self.requests)}")
+        rng = random.Random(blake3(self.weights + json.dumps([seed, body["token_ids"]]).encode()).digest())
         ids = [rng.randrange(100) for _ in range(rng.randint(1, 6))]
         self.running -= 1
         return web.json_response({"ids": ids, "logprobs": [-rng.random() for _ in ids]})

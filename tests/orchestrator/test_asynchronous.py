@@ -26,7 +26,8 @@ async def test_a_run_to_its_end(make_run):
     started = sum(row["dispatcher/started/train"] for row in rows) + sum(accounts.started.values())
     ended = sum(row[f"dispatcher/{how}/train"] for row in rows for how in ("finished", "errored", "cancelled"))
     ended += sum(accounts.finished.values()) + sum(accounts.failed.values()) + sum(accounts.cancelled.values())
-    assert started == ended == len(engine.requests)
+    cancelled = sum(row["dispatcher/cancelled/train"] for row in rows) + sum(accounts.cancelled.values())
+    assert started == ended and ended - cancelled <= len(engine.requests) <= ended  # some are cancelled before they ask
 
 
 async def test_collection_runs_at_most_one_step_ahead(make_run, monkeypatch):

@@ -16,7 +16,8 @@ from rlmake.orchestrator.records import Group
 
 
 class Rollouts:
-    """Runs episodes on the sources' env servers. Every request of a rollout carries the rollout's own seed."""
+    """Runs episodes on the sources' env servers. In deterministic mode every request carries its rollout's own seed;
+    elsewhere it would promise nothing, and an engine that draws each row by itself is slower for it."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Rollouts:
         version: Callable[[], int],
     ):
         self.seed, self.envs, self.recorder, self.version = config.seed, envs, recorder, version
+        self.deterministic = config.deterministic
         self._clients: dict[str, vf.ClientConfig] = {}
         self._models: dict[str, str] = {}
         self.sampling: dict[str, dict[str, Any]] = {}
@@ -47,7 +49,9 @@ class Rollouts:
         The cache salt is the version at dispatch: prefixes computed with other weights are never reused.
         """
         env = self.envs[group.env]
-        sampling = self.sampling[group.env] | {"seed": derive(self.seed, "rollout", group.env, group.draw, sample)}
+        sampling = dict(self.sampling[group.env])
+        if self.deterministic:
+            sampling["seed"] = derive(self.seed, "rollout", group.env, group.draw, sample)
         if not group.frozen:
             sampling["cache_salt"] = str(group.version)
         work = work_of(group, sample)

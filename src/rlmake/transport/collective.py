@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 from rlmake.core.errors import RunFailed, UserError
 
 BUCKET_BYTES = 256 << 20
-POLL_S = 0.0005
+POLL_S, SETTLE_S = 0.0005, 0.5
 Plan = list[dict[str, Any]]
 
 
@@ -92,16 +92,17 @@ class _Group:
         if failures:
             self._spend(f"joining failed: {failures[0]}")
 
-    def _done(self, work: Any, late: str) -> None:
+    def _done(self, work: Any, late: Callable[[], str]) -> None:
+        """Wait for a transfer, or fail with what `late` says then."""
         deadline = time.monotonic() + self.timeout
         while not work.is_completed():
             if time.monotonic() > deadline:
-                self._spend(late)
+                self._spend(late())
             time.sleep(POLL_S)
         try:
             work.wait()
         except RuntimeError as error:
-            self._spend(f"{late} ({str(error).splitlines()[0]})")
+            self._spend(f"{late()} ({_line(error)})")
 
     def _spend(self, reason: str) -> None:
         self.spent = f"weight transfer by {self.backend}: {reason}"
@@ -152,8 +153,12 @@ class Sender(_Group):
                 flat[at : at + tensor.numel()].copy_(tensor.reshape(-1))
                 at += tensor.numel()
             work = self.group.broadcast(flat.view(torch.uint8), 0)
-            self._done(work, f"v{version} was not taken within {self.timeout:g} s by {self._missing(f'got/{version}')}")
+            self._done(work, lambda: self._late(version))
         self._await(f"got/{version}")
+
+    def _late(self, version: int) -> str:
+        time.sleep(SETTLE_S)  # who has it is just saying so
+        return f"v{version} was not taken within {self.timeout:g} s by {self._missing(f'got/{version}')}"
 
     def _await(self, what: str) -> None:
         keys = [f"{self.session}/{what}/{rank + 1}" for rank in range(len(self.names))]
@@ -194,8 +199,8 @@ class Receiver(_Group):
         for bucket in buckets(plan, dtype.itemsize):
             sizes = [math.prod(entry["shape"]) for entry in bucket]
             flat = torch.empty(sum(sizes), dtype=dtype, device=self.device)
-            late = f"v{version} did not come from the trainer within {self.timeout:g} s"
-            self._done(self.group.broadcast(flat.view(torch.uint8), 0), late)
+            work = self.group.broadcast(flat.view(torch.uint8), 0)
+            self._done(work, lambda: f"v{version} did not come from the trainer within {self.timeout:g} s")
             for entry, part in zip(bucket, flat.split(sizes), strict=True):
                 yield entry["name"], part.view(entry["shape"])
         self.store.set(f"{self.session}/got/{version}/{self.rank}", "1")
