@@ -15,12 +15,12 @@ from rlmake.core.rundir import RunContext
 from rlmake.monitors import Monitors
 from rlmake.trainer import process
 from rlmake.trainer import world as worlds
+from rlmake.trainer.broadcast import Sender
 from rlmake.trainer.data.loader import SFTLoader
 from rlmake.trainer.metrics import performance
 from rlmake.trainer.model import load_model
 from rlmake.trainer.parallel import flops_per_token, peak_flops
 from rlmake.trainer.training import SAVED_AND_LEFT, Training
-from rlmake.trainer.broadcast import Sender
 
 HALVES = ("trainer",)
 
