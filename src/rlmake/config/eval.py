@@ -96,7 +96,7 @@ class EvalConfig(SharingConfig):
     ckpt: EvalCkptConfig | None = runtime(EvalCkptConfig(), "Cursor checkpoints; on by default.")
     resume: EvalResumeConfig | None = runtime(None, "Go on with an evaluation that was stopped or had failures.")
     clean: bool = runtime(False, "Wipe the run directory before the start.")
-    dashboard: bool = runtime(False, "Show the run in the dashboard.")
+    dashboard: bool = runtime(True, "From a terminal: start the user's dashboard if none runs, and say where it is.")
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
     slurm: SlurmConfig | None = runtime(None, "Submit to SLURM.")
     env_vars: EnvVars = runtime(dict, "Environment variables of all processes.")

@@ -92,7 +92,7 @@ class RLConfig(SharingConfig):
     run: RunConfig = group(RunConfig, "Name and directory.")
     output_dir: str = runtime(default_output_dir, "Folder of runs; `$PRL_OUTPUT_DIR`, else outputs.")
     clean: bool = runtime(False, "Wipe the run directory before the start.")
-    dashboard: bool = runtime(False, "Show the run in the dashboard.")
+    dashboard: bool = runtime(True, "From a terminal: start the user's dashboard if none runs, and say where it is.")
     dry_run: bool = runtime(False, "Validate, write the resolved configuration, start nothing.")
     slurm: SlurmConfig | None = runtime(None, "Submit to SLURM.")
     env_vars: EnvVars = runtime(dict, "Environment variables of all components.")

@@ -67,7 +67,6 @@ UNBUILT = [
     Unbuilt("rollout_transport.hwm", "batches are asked for, step by step; there is no high-water mark"),
     Unbuilt("log.log_data", "logging of samples is not built yet"),
     Unbuilt("log.interval", "periodic progress lines are not built yet"),
-    Unbuilt("dashboard", "the dashboard is not built yet"),
     Unbuilt("kv_cache_offload", "offloading of the KV cache is not built yet"),
 ]
 

@@ -1,6 +1,7 @@
 """The routes. Handlers that read files are plain functions, so that they run beside the event loop."""
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +23,11 @@ STATIC = Path(__file__).parent / "static"
 MAX_SERIES = 64
 
 
-def create(dirs: list[Path], host: str = "127.0.0.1", allowed: tuple[str, ...] = ()) -> FastAPI:
-    """The application over these output directories."""
-    state = State(dirs)
+def create(
+    dirs: Sequence[Path] | Callable[[], list[Path]], host: str = "127.0.0.1", allowed: tuple[str, ...] = ()
+) -> FastAPI:
+    """The application over output directories, or over what a function says they are now."""
+    state = State(dirs if callable(dirs) else lambda: list(dirs))
     app = FastAPI(title="rlmake dashboard", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.dashboard = state
     app.add_middleware(Guard, host=host, allowed=allowed)
@@ -59,7 +62,7 @@ def run_routes(app: FastAPI, state: State) -> None:
 
     @app.get("/api/project")
     def project(force: bool = False) -> Response:
-        return reply({"projects": [one.state(force=force) for one in state.projects.values()]})
+        return reply({"projects": [one.state(force=force) for one in state.projects()]})
 
     @app.get("/api/meta")
     def meta(run: str) -> Response:

@@ -20,15 +20,15 @@ MAX_BYTES = 64 << 20
 
 def document() -> dict[str, Any]:
     """All runs and targets of the project here. Raises `UserError`."""
-    from rlmake.build import plan
-    from rlmake.build.dryrun import dry_run
-    from rlmake.build.explain import PUBLISHES, explain
+    from rlmake.build import explain, plan
+    from rlmake.build.registry import Registry
 
-    jobs, driver = dry_run([])
-    registry, needs = driver.registry, driver.needs
-    rows = [explain(job, driver) for job in jobs]
-    making = {row["target"]: row for row in rows if row["rule"] not in PUBLISHES}
-    linking = {row["target"]: row for row in rows if row["rule"] in PUBLISHES}
+    registry = Registry.load()
+    paths = plan.targets_of_all(registry, include_manual=True)
+    needs = plan.needs(registry, paths)
+    rows = explain.document(registry, needs)["jobs"]
+    making = {row["target"]: row for row in rows if not row["rule"].startswith("publish")}
+    linking = {row["target"]: row for row in rows if row["rule"].startswith("publish")}
     runs = []
     for run in registry.runs.values():
         work = registry.work(run.name)
@@ -43,7 +43,7 @@ def document() -> dict[str, Any]:
             }
         )  # fmt: skip
     targets = []
-    for path in plan.targets_of_all(registry, include_manual=True):
+    for path in paths:
         target = registry.target(path)
         artefact = registry.artefact(target)
         row = making.get(path) or linking.get(path) or next((r for r in rows if r["target"] == path), None)

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,17 @@ class Run:
 
 
 class Runs:
-    """All runs below `dirs`, looked up again at most every two seconds."""
+    """All runs below the directories that `dirs` gives, looked up again at most every two seconds."""
 
-    def __init__(self, dirs: list[Path]):
-        self.dirs = [Path(folder).absolute() for folder in dirs]
+    def __init__(self, dirs: Callable[[], list[Path]]):
+        self._dirs = dirs
         self._found: dict[str, Run] = {}
         self._scanned = -RESCAN_SECONDS
         self._steps: dict[Path, tuple[int, int | None]] = {}
+
+    @property
+    def dirs(self) -> list[Path]:
+        return [Path(folder).absolute() for folder in self._dirs()]
 
     def all(self) -> dict[str, Run]:
         if time.monotonic() - self._scanned > RESCAN_SECONDS:

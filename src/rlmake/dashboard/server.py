@@ -4,6 +4,7 @@ import argparse
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -70,11 +71,15 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def main(argv: list[str]) -> int:
-    """Serve until interrupted."""
+def main(
+    argv: list[str],
+    dirs: Callable[[], list[Path]] | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> int:
+    """Serve until interrupted. `dirs` takes the place of the command line's; `ready` is told the address."""
     args = parse(argv)
-    dirs = [Path(folder) for folder in args.output_dirs or [os.environ.get("PRL_OUTPUT_DIR") or DEFAULT_DIR]]
-    for folder in dirs:
+    given = [Path(folder) for folder in args.output_dirs or [os.environ.get("PRL_OUTPUT_DIR") or DEFAULT_DIR]]
+    for folder in given if dirs is None else ():
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder}: not a directory")
         if not folder.exists() and args.output_dirs:
@@ -85,8 +90,11 @@ def main(argv: list[str]) -> int:
     setproctitle("PRL::Dashboard")
     port = bound.getsockname()[1]
     shown = "localhost" if args.host in ("127.0.0.1", "::1", "0.0.0.0", "::") else args.host
-    app = create(dirs, args.host, tuple(args.allow_host))
-    print(f"dashboard of {', '.join(map(str, dirs))}: http://{shown}:{port}", flush=True)
+    app = create(dirs or given, args.host, tuple(args.allow_host))
+    url = f"http://{shown}:{port}"
+    print(f"dashboard of {', '.join(map(str, given)) if dirs is None else 'what is launched'}: {url}", flush=True)
+    if ready is not None:
+        ready(url)
     if args.host not in ("127.0.0.1", "::1", "localhost"):
         print("warning: it answers other machines too, without asking who they are", file=sys.stderr)
     config = uvicorn.Config(

@@ -1,6 +1,7 @@
 """What the server keeps in memory of each run, and lets go of again."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rlmake.dashboard.episodes import Episodes
@@ -17,11 +18,16 @@ MOST_RUNS = 24
 class State:
     """Followers by file, made when first asked for. The least used go when there are many or they were long unused."""
 
-    def __init__(self, dirs: list[Path]):
+    def __init__(self, dirs: Callable[[], list[Path]]):
         self.runs, self.hub = Runs(dirs), Hub()
-        self.projects = {folder.parent: Project(folder.parent) for folder in self.runs.dirs if folder.name == "outputs"}
+        self._projects: dict[Path, Project] = {}
         self._metrics: dict[Path, Metrics] = {}
         self._episodes: dict[Path, tuple[Episodes, Records]] = {}
+
+    def projects(self) -> list[Project]:
+        """Of every directory called `outputs`: the project that it belongs to."""
+        roots = [folder.parent for folder in self.runs.dirs if folder.name == "outputs"]
+        return [self._projects.setdefault(root, Project(root)) for root in dict.fromkeys(roots)]
 
     def metrics(self, run: Run) -> Metrics:
         if run.metrics not in self._metrics:

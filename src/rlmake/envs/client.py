@@ -111,7 +111,7 @@ class EnvHandle:
         client: vf.ClientConfig,
         model: str,
         sampling: vf.SamplingConfig | Mapping[str, Any],
-        on_delta: Callable[[dict[str, Any]], None] | None = None,
+        on_delta: Callable[[bytes], None] | None = None,
     ) -> vf.WireEpisode:
         """One episode. A failure of any kind is an episode with `ok` False and its error, never an exception.
 

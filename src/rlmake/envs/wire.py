@@ -56,7 +56,7 @@ class Wire:
         model: str,
         sampling: vf.SamplingConfig,
         task_data: dict[str, Any],
-        on_delta: Callable[[dict[str, Any]], None] | None = None,
+        on_delta: Callable[[bytes], None] | None = None,
     ) -> vf.WireEpisode:
         """One episode. Raises what went wrong with it; cancelling cancels it on the server."""
         identity, deltas = uuid.uuid4().hex.encode(), []
@@ -70,8 +70,8 @@ class Wire:
         )
 
         def watch(data: bytes) -> None:
-            deltas.append(delta := _unpack(data))
-            on_delta(delta)
+            deltas.append(data)
+            on_delta(data)
 
         reply = await self._ask(identity, payload, deltas.append if on_delta is None else watch)
         return await asyncio.to_thread(self._assembled, deltas, reply)

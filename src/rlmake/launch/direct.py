@@ -1,15 +1,19 @@
 """Runs started directly (`rl @ file.toml`), not by the build: name and directory, guard, --clean, --dry-run."""
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from loguru import logger
 
 from rlmake.build import names
 from rlmake.build.experiments import FOLDER as EXPERIMENTS
 from rlmake.config import EvalConfig, RLConfig, SFTConfig, dump
 from rlmake.core import log
 from rlmake.core.errors import ConfigError, Fault
+from rlmake.dashboard import registry
 from rlmake.launch import door, evaluate, rundir, train
 from rlmake.launch.attempt import allocate, record
 from rlmake.launch.requeue import continued
@@ -48,6 +52,8 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
         rundir.clean(run_dir, Path(cfg.output_dir), checkpoints)
         rundir.check_free(run_dir, checkpoints, resume=continues)
     run_dir.mkdir(parents=True, exist_ok=True)
+    if cfg.dashboard and not cfg.dry_run and sys.stdout.isatty():
+        show_dashboard(Path(cfg.output_dir))
     if options is not None:
         attempt = allocate(run_dir)
         record(attempt, kind, argv, files)
@@ -58,6 +64,19 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
             train.run(kind, cfg, run_dir, argv=argv, files=files, **given)
     else:
         evaluate.run(cfg, None, run_dir, identity={"run": name}, argv=argv, files=files)
+
+
+def show_dashboard(output_dir: Path) -> None:
+    """Say where the run can be watched; a dashboard that can't start is no reason to fail."""
+    try:
+        url = registry.ensure(output_dir)
+    except OSError as error:
+        logger.warning(f"no dashboard: {error}; --no-dashboard does without")
+        return
+    if url:
+        logger.info(f"dashboard: {url}")
+    else:
+        logger.warning(f"the dashboard did not start, see {registry.folder()}/daemon.log; --no-dashboard does without")
 
 
 def check_name(cfg: DirectConfig) -> None:

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rlmake.monitors.traces import layout
 from rlmake.monitors.traces.chunks import to_line
 from rlmake.monitors.traces.records import Work
@@ -23,6 +25,7 @@ class Live:
     def __init__(self, root: Path):
         self.root = root
         self._started: dict[str, Work] = {}
+        self._raw: dict[str, list[tuple[Work, bytes, float]]] = {}
         self._lines: dict[str, list[dict[str, Any]]] = {}
         self._traces: dict[str, set[str]] = {}  # episode name -> its traces
         self._written: set[Path] = set()
@@ -34,19 +37,27 @@ class Live:
             shutil.rmtree(layout.live(self.root), ignore_errors=True)
         self._started[work.name] = work
 
-    def delta(self, work: Work, delta: dict[str, Any], now: float) -> None:
-        trace = str(delta["trace"])
-        if not trace.isalnum():  # it names a file
-            return
-        known = self._traces.setdefault(work.name, set())
-        lines = self._lines.setdefault(trace, [])
-        if trace not in known:
-            known.add(trace)
-            lines.append({"trace": trace, **work.to_json()})
-        lines.append({"time": now, **_messages_of(delta)})
+    def delta(self, work: Work, delta: bytes, now: float) -> None:
+        """Kept as it came: most episodes end before anybody has to decode it."""
+        self._raw.setdefault(work.name, []).append((work, delta, now))
+
+    def _decode(self) -> None:
+        raw, self._raw = self._raw, {}
+        for work, data, now in (item for items in raw.values() for item in items):
+            delta = msgspec.msgpack.decode(data)
+            trace = str(delta["trace"])
+            if not trace.isalnum():  # it names a file
+                continue
+            known = self._traces.setdefault(work.name, set())
+            lines = self._lines.setdefault(trace, [])
+            if trace not in known:
+                known.add(trace)
+                lines.append({"trace": trace, **work.to_json()})
+            lines.append({"time": now, **_messages_of(delta)})
 
     def ended(self, work: Work) -> None:
         self._started.pop(work.name, None)
+        self._raw.pop(work.name, None)
         for trace in self._traces.pop(work.name, ()):
             self._lines.pop(trace, None)
             self._remove(layout.live(self.root) / f"{trace}.jsonl")
@@ -54,6 +65,9 @@ class Live:
 
     def flush(self, allowed: bool) -> None:
         """Write what is still in flight; when not `allowed` (no room) forget it."""
+        if not allowed:
+            self._raw.clear()
+        self._decode()
         started, self._started = self._started, {}
         lines, self._lines = self._lines, {}
         if not allowed:

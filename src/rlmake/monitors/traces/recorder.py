@@ -16,7 +16,7 @@ class Recorder:
         self.streams, self.run_id, self.attempt = list(streams), run_id, attempt
 
     @contextmanager
-    def episode(self, work: Work) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    def episode(self, work: Work) -> Iterator[Callable[[bytes], None] | None]:
         """Around an episode in flight; gives what verifiers calls with each delta. A cancelled one is forgotten."""
         for stream in self.streams:
             stream.started(work)
@@ -27,7 +27,7 @@ class Recorder:
                 stream.dropped(work)
             raise
 
-    def _delta(self, work: Work, delta: dict[str, Any]) -> None:
+    def _delta(self, work: Work, delta: bytes) -> None:
         for stream in self.streams:
             stream.delta(work, delta)
 

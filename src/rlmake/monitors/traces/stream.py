@@ -44,8 +44,8 @@ class TraceStream:
         """An episode was dispatched."""
         self._put("started", work)
 
-    def delta(self, work: Work, delta: dict[str, Any]) -> None:
-        """A verifiers delta of an episode in flight (`serve.delta`); it is not changed."""
+    def delta(self, work: Work, delta: bytes) -> None:
+        """A verifiers delta of an episode in flight (`serve.delta`), in msgpack as it came."""
         self._put("delta", work, delta, time.time())
 
     def dropped(self, work: Work) -> None:
@@ -96,8 +96,8 @@ class TraceStream:
                     self._lose(f"{type(error).__name__}: {error}")
             try:
                 self._live.flush(self._guard.ok())
-            except OSError as error:
-                self._lose(f"live traces: {error}", 0)
+            except Exception as error:
+                self._lose(f"live traces: {type(error).__name__}: {error}", 0)
 
     def _lose(self, why: str, count: int = 1) -> None:
         self.lost += count
@@ -108,7 +108,7 @@ class TraceStream:
     def _started(self, work: Work) -> None:
         self._live.started(work)
 
-    def _delta(self, work: Work, delta: dict[str, Any], now: float) -> None:
+    def _delta(self, work: Work, delta: bytes, now: float) -> None:
         self._live.delta(work, delta, now)
 
     def _dropped(self, work: Work) -> None:
