@@ -25,7 +25,7 @@ def document() -> dict[str, Any]:
 
     registry = Registry.load()
     paths = plan.targets_of_all(registry, include_manual=True)
-    needs = plan.needs(registry, paths)
+    needs = plan.needs(registry, paths, everything=True)
     rows = explain.document(registry, needs)["jobs"]
     making = {row["target"]: row for row in rows if not row["rule"].startswith("publish")}
     linking = {row["target"]: row for row in rows if row["rule"].startswith("publish")}
