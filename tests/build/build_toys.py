@@ -66,6 +66,11 @@ def train(kind, cfg, run_dir, *, argv, files, resume, fingerprint, run_name):
     for step in range(done + 1, last + 1):
         time.sleep(float(os.environ.get("TOY_SECONDS", 0)))
         say("step", run_name, step)
+        row = {"step": step, "time": 0.0, "producer": "trainer", "attempt": 1, "loss/mean": 1 / step}
+        row["reward/all/mean"] = step / 10
+        (run_dir / "monitors" / "file").mkdir(parents=True, exist_ok=True)
+        with open(run_dir / "monitors" / "file" / "metrics.jsonl", "a") as file:
+            print(json.dumps(row), file=file)
         if step == last or (interval and step % interval == 0):
             with checkpoint.writing(step_dir(run_dir, step), "trainer") as half:
                 (half / "weights").write_text(f"{kind} {step}")
@@ -82,11 +87,14 @@ def train(kind, cfg, run_dir, *, argv, files, resume, fingerprint, run_name):
 def export(folder, out):                                # rlmake.export.bf16
     out.mkdir(parents=True, exist_ok=True)
     (out / "model.safetensors").write_text((folder / "trainer" / "weights").read_text())
+    (out / "config.json").write_text("{}")
     say("export", folder.name)
     return {"tensors": 1}
 
 def evaluate(cfg, model, out, *, identity, argv=(), files=(), again=False):
-    write_json(out / "report.json", {"schema": 1, **identity, "envs": {}})
+    value = 1 / identity["model_step"] if identity["model_step"] else 0.0  # the earliest checkpoint is the best
+    toy = {"num_tasks": 1, "reward": {"mean": value, "ci95": None}}
+    write_json(out / "report.json", {"schema": 1, **identity, "envs": {"toy": toy}})
     (out / "report.html").write_text("<html>")
     say("eval", identity["suite"], identity["run"])
 """
@@ -183,11 +191,11 @@ class Project:
         assert old in text
         path.write_text(text.replace(old, new))
 
-    def start(self, *arguments: str, **env: str) -> subprocess.Popen:
+    def start(self, *arguments: str, alone: bool = False, **env: str) -> subprocess.Popen:
+        """Snakemake, running; `alone`: with a process group of its own, to be killed as a whole."""
         command = [sys.executable, "-m", "snakemake", *arguments]
-        return subprocess.Popen(
-            command, cwd=self.root, env=self.env | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, cwd=self.root, env=self.env | env, start_new_session=alone, **pipes)
 
     def snakemake(self, *arguments: str, **env: str) -> tuple[int, str]:
         """`(exit code, output)` of `snakemake …` in the project."""
@@ -198,7 +206,7 @@ class Project:
     def build(self, *targets: str, **env: str) -> list[str]:
         """Build, and return what the toys did: the new lines of toy.log, single steps left out."""
         before = len(self.log())
-        code, output = self.snakemake("-c", "2", *targets, **env)
+        code, output = self.snakemake("-c", "2", *targets, "--quiet", "all", **env)
         assert code == 0, output
         return [line for line in self.log()[before:] if not line.startswith("step ")]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rlmake.build import names
-from rlmake.build.grid import expand
 from rlmake.build.names import Target, parse_target
 from rlmake.config import load_experiment
+from rlmake.config.grid import expand
 
 RUNS = {"a/rl", "data", "t/data", "g/lr=1e-5,seed=0"}
 

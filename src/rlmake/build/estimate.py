@@ -129,7 +129,7 @@ class Estimates:
 
 def _cost(kind: str, resources: dict[str, Any], semantic: dict[str, Any], origin: str | None) -> str:
     """What two trainings of the same cost a step have in common."""
-    rest = [[key, value] for key, value in leaves(semantic) if not FREE.fullmatch(key) and ".parent." not in f".{key}."]
+    rest = {key: value for key, value in leaves(semantic) if not FREE.fullmatch(key) and ".parent." not in f".{key}."}
     return hash_bytes(canonical([kind, resources["gpus"], resources["threads"], origin, rest]))
 
 

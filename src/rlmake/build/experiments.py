@@ -12,8 +12,8 @@ from typing import Any
 
 from rlmake import config as schema
 from rlmake.build import names
-from rlmake.build.grid import Cell, expand
 from rlmake.config.fields import semantic_part
+from rlmake.config.grid import Cell, expand
 from rlmake.core.errors import ConfigError, Fault, nearest
 
 FOLDER = Path("experiments")

@@ -57,6 +57,11 @@ def read(folder: Path) -> dict[str, Any] | None:
     return _read(folder, epoch) if epoch else None
 
 
+def is_gone(record: dict[str, Any]) -> bool:
+    """Whether a holder is known to be gone at once: released, or its process or SLURM job is no more."""
+    return _Watch(STALE_AFTER).gone(record["epoch"], record)
+
+
 def describe(record: dict[str, Any]) -> str:
     """Who a holder is, in words."""
     job = f", SLURM job {record['slurm_job']}" if record.get("slurm_job") else ""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from rlmake.config.names import fault_of_segment
+from rlmake.config.names import alike, fault_of_segment
 from rlmake.core.errors import nearest
 
 OUTPUTS = "outputs"
@@ -115,8 +115,11 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) 
                 return Target(run, "grid", rest=rest)
             return f"{path}: no target; a grid yields {', '.join(GRID_FILES)}, and each of its cells what a run yields"
         if (grid := run.rpartition("/")[0]) in grids:
-            cells = [name for name in runs if name.startswith(f"{grid}/")]
-            return f"{path}: the grid experiments/{grid}.toml has no cell '{parts[stop - 1]}'{nearest(run, cells)}"
+            cells = [name.removeprefix(f"{grid}/") for name in runs if name.startswith(f"{grid}/")]
+            cell = parts[stop - 1]
+            same = next((one for one in cells if alike(one, cell)), None)
+            hint = f"; that is written '{same}' there" if same else nearest(cell, cells)
+            return f"{path}: the grid experiments/{grid}.toml has no cell '{cell}'{hint}"
         return f"{path}: there is no experiments/{run}.toml that declares a run{nearest(run, [*runs, *grids])}"
     leaf = "/".join(parts[split:])
     for kind, pattern in _LEAVES:

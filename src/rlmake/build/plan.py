@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlmake.build import publish, store
 from rlmake.build.names import EXPORTS, GRID_FILES, OUTPUTS, Target
@@ -185,7 +186,14 @@ def publishing_rule(target: Target) -> str:
 def jobs(registry: Registry, found: Needs) -> list[PlannedJob]:
     """The jobs that Snakemake makes of these needs, parents first, links last; a test compares the two lists."""
     made: dict[Path, PlannedJob] = {}
-    for artefact in sorted(found.missing, key=lambda a: (store.STAGES.index(a.stage), a.kind != "checkpoint", a)):
+    place = {unit: index for index, unit in enumerate(registry.works)}
+
+    def order(artefact: Artefact) -> tuple[Any, ...]:
+        """By stage, then as declared."""
+        declared = place[artefact.stage, artefact.fingerprint]
+        return store.STAGES.index(artefact.stage), artefact.kind != "checkpoint", declared, artefact.kind, artefact.step
+
+    for artefact in sorted(found.missing, key=order):
         path = found.source(artefact)
         if artefact.kind == "checkpoint" and path != artefact.manifest_path:
             artefact = Artefact(

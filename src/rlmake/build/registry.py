@@ -122,6 +122,10 @@ class Registry:
         return work
 
     def _resolve(self, run: Run) -> Work:
+        return self._keep(self.identity(run), run.name)
+
+    def identity(self, run: Run) -> Work:
+        """What a run stands for. Raises `ConfigError`."""
         edges = Edges(self, run.raw, run.file)
         config = schema.dump(run.config)
         semantic = edges.resolve(semantic_part(run.config))
@@ -132,7 +136,7 @@ class Registry:
         if edges.faults or edges.broken:
             raise ConfigError(edges.faults)
         code = {run.kind: revisions.SHIPPED[run.kind], **edges.revisions}
-        work = Work(
+        return Work(
             stage=run.stage,
             kind=run.kind,
             fingerprint=self._stands_for(run.stage, fingerprint(run.stage, run.kind, semantic, edges.parents, code)),
@@ -146,7 +150,6 @@ class Registry:
             interval=(_find(config, "ckpt") or {}).get("interval") if run.stage == "train" else None,
             fixed_length=_find(semantic, "max_steps") is not None,
         )
-        return self._keep(work, run.name)
 
     def _stands_for(self, stage: str, fingerprint: str) -> str:
         """The fingerprint of the build that a user declared equivalent, or the same."""
@@ -179,7 +182,7 @@ class Registry:
             raise UserError(
                 f"{path}: run '{run.name}' ({run.kind}) has none; it yields {', '.join(names.ARTEFACTS[run.stage])}"
             )
-        if target.kind == "adapter" and not has_lora(self.work(target.run).config):
+        if target.kind == "adapter" and not store.has_lora(self.work(target.run).config):
             raise UserError(f"{path}: run '{run.name}' trains all weights; only a run with model.lora has an adapter")
         if target.kind == "best" and run.best is None:
             raise UserError(f"{path}: {run.file} does not say what is best: give it a table [experiment.best]")
@@ -368,6 +371,7 @@ class Registry:
                 else:
                     parents.append({"role": f"{run.cell.name}.{role}", **artefact.record(), "ref": None})
             cells.append(row)
+        axes = list(dict.fromkeys(key for cell in cells for key in cell["values"]))  # records sort their keys
         code = {"grid": revisions.SHIPPED["grid"]}
         semantic = {"cells": [[c["name"], c["values"], c["baseline"]] for c in cells], "lost": lost}
         work = self._keep(
@@ -381,7 +385,7 @@ class Registry:
                 revisions=code,
                 declared=None,
                 resources=resources.of("grid", {}),
-                facts={"grid": name, "trains": trains, "cells": cells, "lost": lost},
+                facts={"grid": name, "trains": trains, "axes": axes, "cells": cells, "lost": lost},
             ),
             name,
         )
@@ -407,7 +411,7 @@ class Registry:
         work = self.works[artefact.stage, artefact.fingerprint]
         if artefact.stage != "train" or artefact.kind == "checkpoint":
             return [store.artefact_of(parent) for parent in work.parents]
-        return [store.exported_from(artefact, has_lora(work.config))]
+        return [store.exported_from(artefact, store.has_lora(work.config))]
 
     def before(self, run_name: str) -> str | None:
         """The training whose weights a run began from, None where it began from a model that was not trained here."""
@@ -466,11 +470,6 @@ def _slurm(config: Any) -> dict[str, Any] | None:
     """A run's [slurm] table, None where it has none."""
     table = getattr(config, "slurm", None)
     return table and table.model_dump(include=set(resources.SMALL))
-
-
-def has_lora(config: dict[str, Any]) -> bool:
-    """Whether a training trains adapters only."""
-    return bool((_find(config, "model") or {}).get("lora"))
 
 
 def _find(config: dict[str, Any], key: str) -> Any:

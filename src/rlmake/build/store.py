@@ -186,6 +186,12 @@ def manifest_of(made: Artefact, spec: dict[str, Any], files: list[dict[str, Any]
     }
 
 
+def has_lora(config: dict[str, Any]) -> bool:
+    """Whether a training (by its resolved configuration) trains adapters only."""
+    table = config["trainer"] if isinstance(config.get("trainer"), dict) else config
+    return bool((table.get("model") or {}).get("lora"))
+
+
 def exported_from(made: Artefact, lora: bool) -> Artefact:
     """What an export is made from: the checkpoint; FP8 of a run that trains adapters: its merged weights."""
     merged = made.kind == "weights-FP8" and lora

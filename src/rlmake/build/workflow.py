@@ -18,7 +18,7 @@ from typing import Any
 
 from rlmake.build import card, explain, failure, plan, publish, resources, store
 from rlmake.build.names import OUTPUTS, Target
-from rlmake.build.registry import Registry, has_lora
+from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
 from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import hash_bytes, write_bytes
@@ -110,7 +110,7 @@ class Jobs:
 
         def inputs(wildcards: Any) -> list[str]:
             made = Artefact("train", wildcards.fp, kind, int(wildcards.n))
-            lora = lambda: has_lora(self.about("train", wildcards.fp)["config"])  # noqa: E731 - asked only when it matters
+            lora = lambda: store.has_lora(self.about("train", wildcards.fp)["config"])  # noqa: E731 - asked only when it matters
             return self.inputs(made, lambda: [store.exported_from(made, kind == "weights-FP8" and lora())])
 
         return of_wildcards(inputs)

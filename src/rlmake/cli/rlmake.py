@@ -11,7 +11,9 @@ from rlmake.build import plan as build_plan
 from rlmake.build.names import OUTPUTS
 from rlmake.build.registry import Registry
 from rlmake.build.workflow import amount
+from rlmake.cli.housekeeping import VERBS as HOUSEKEEPING
 from rlmake.cli.inspect import VERBS as INSPECT
+from rlmake.cli.lookup import VERBS as LOOKUP
 from rlmake.cli.tail import VERBS as TAIL
 from rlmake.core.errors import UserError
 from rlmake.export.cli import VERBS as EXPORT
@@ -108,6 +110,8 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "verify": verify,
     **TAIL,
     **INSPECT,
+    **LOOKUP,
+    **HOUSEKEEPING,
     **EXPORT,
     **SUMMARY,
     **OVERVIEW,

@@ -17,7 +17,6 @@ from typing import Any
 
 from rlmake.build import card, failure, store
 from rlmake.build.lease import Lease, acquire
-from rlmake.build.registry import has_lora
 from rlmake.build.store import Artefact
 from rlmake.core.errors import RunFailed, UserError, nearest
 from rlmake.core.jsonio import list_files, read_json
@@ -86,7 +85,7 @@ def export(fingerprint: str, step: str, kind: str) -> None:
     """The checkpoint of `step` as bf16 weights (of a LoRA run: merged), blockwise FP8, or the adapter of a LoRA run."""
     spec = store.read_spec("train", fingerprint)
     artefact = Artefact("train", fingerprint, kind, int(step))
-    lora = has_lora(spec["config"])
+    lora = store.has_lora(spec["config"])
     source = store.exported_from(artefact, lora)
 
     def work(lease: Lease) -> dict[str, Any]:
@@ -210,7 +209,7 @@ def grid(fingerprint: str) -> None:
                     lost=spec["lost"].get(cell["name"]),
                 )
             )
-        return grid_page.make(artefact.folder, GridFacts(spec["grid"], spec["trains"], cells))
+        return grid_page.make(artefact.folder, GridFacts(spec["grid"], spec["trains"], cells, spec["axes"]))
 
     _once(artefact, spec, work, only=("report.html", "results.csv", "results.json"))
 

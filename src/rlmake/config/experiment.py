@@ -131,12 +131,10 @@ def load_experiment(file: Path | str) -> tuple[ExperimentTable, Composed]:
     return experiment_table(table, file), composed
 
 
-def check_direct(table: dict[str, Any], entry: str | None, file: Path | str) -> None:
-    """Refuse to start a file with the entry point of another kind, or a grid without a cell."""
+def check_direct(table: dict[str, Any], entry: str | None, file: Path | str) -> GridTable | None:
+    """Refuse to start a file with the entry point of another kind. Returns its grid: a cell of it is to be chosen."""
     experiment = experiment_table(table, file)
     if experiment.kind is not None and entry in ("rl", "sft", "data", "init", "import") and experiment.kind != entry:
         fault = Fault(f"this file is of kind '{experiment.kind}', not '{entry}'", "experiment.kind")
         raise ConfigError(placed([fault], {}, str(file)))
-    if experiment.grid is not None:
-        fault = Fault("a grid cannot be started directly yet; build one of its cells", "experiment.grid")
-        raise ConfigError(placed([fault], {}, str(file)))
+    return experiment.grid

@@ -26,6 +26,23 @@ def fault_of_path(path: str | None) -> str | None:
     return None
 
 
+def number_of(value: object) -> object:
+    """A text that spells a number is that number: the schema would read it as one."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether two names of a grid's cells spell the same values (`lr=1e-5` and `lr=0.00001`)."""
+    pairs = [[part.partition("=") for part in name.split(",")] for name in (one, other)]
+    rows = [[(label, number_of(text)) for label, _, text in parts] for parts in pairs]
+    return sorted(rows[0], key=str) == sorted(rows[1], key=str)
+
+
 def auto_name(first: list[str], model: str | None, short_id: str) -> str:
     """A readable run name: environments (or the data set), the model's own name, and a short id."""
     parts = [part for part in (model or "model").split("/") if part]

@@ -10,10 +10,11 @@ from pydantic_config import ConfigFileError, cli
 
 from rlmake.config import unbuilt
 from rlmake.config.describe import help_text
-from rlmake.config.experiment import check_direct
+from rlmake.config.experiment import GridTable, check_direct
 from rlmake.config.faults import of_validation, placed
 from rlmake.config.fields import Config, dump, element_tables, plain_copy, tables
-from rlmake.config.layers import COMMAND_LINE, Composed, load_layer, nest, overlay
+from rlmake.config.grid import expand, pick
+from rlmake.config.layers import COMMAND_LINE, Composed, load_layer, nest, overlay, set_key
 from rlmake.config.spread import SPREAD, SharingConfig
 from rlmake.core.errors import ConfigError, Fault
 from rlmake.core.jsonio import read_json
@@ -61,15 +62,21 @@ def parse_argv(cls: type[C], argv: list[str], prog: str | None = None) -> tuple[
     `--help` prints the options and leaves with `SystemExit(0)`. Raises `ConfigError`.
     """
     flags, layers = _split_files(argv)
+    flags, cell = _split_cell(flags)
     if "-h" in flags or "--help" in flags:
         sys.stdout.write(help_text(cls, prog or cls.entry or "rlmake"))
         sys.exit(0)
     raw, files = Composed(), []
     for prefix, file in layers:
         layer, experiment = load_layer(file)
-        check_direct(experiment, cls.entry, file)
+        grid = check_direct(experiment, cls.entry, file)
+        if grid is not None:
+            _choose(layer, grid, cell, file)
+            cell = None
         overlay(raw, _prefixed(layer, prefix), str(file))
         files.append(Path(file))
+    if cell is not None:
+        raise ConfigError(Fault("no file given declares a grid", "--cell", COMMAND_LINE))
     overlay(raw, _flags(cls, flags), COMMAND_LINE)
     return parse(cls, raw, files[0] if len(files) == 1 else COMMAND_LINE), files
 
@@ -98,6 +105,34 @@ def _split_files(argv: list[str]) -> tuple[list[str], list[tuple[str | None, str
         prefix = flags.pop()[2:] if flags and flags[-1].startswith("--") and "=" not in flags[-1] else None
         layers.append((prefix, file))
     return flags, layers
+
+
+def _split_cell(flags: list[str]) -> tuple[list[str], str | None]:
+    """`(other flags, cell)`: takes `--cell NAME` out of a command line."""
+    rest: list[str] = []
+    cell: str | None = None
+    tokens = iter(flags)
+    for token in tokens:
+        if token == "--cell" or token.startswith("--cell="):
+            cell = token.partition("=")[2] if "=" in token else next(tokens, None)
+            if not cell:
+                raise ConfigError(Fault("needs the name of a cell, such as lr=1e-5,seed=0", "--cell", COMMAND_LINE))
+        else:
+            rest.append(token)
+    return rest, cell
+
+
+def _choose(layer: Composed, table: GridTable, cell: str | None, file: str) -> None:
+    """Set a cell's values in the configuration of a grid's file."""
+    faults: list[Fault] = []
+    cells = expand(table, Path(file), faults)
+    if faults:
+        raise ConfigError(faults)
+    if cell is None:
+        names = " ".join(one.name for one in cells)
+        raise ConfigError(Fault(f"declares a grid, choose a run of it by --cell: {names}", "experiment.grid", file))
+    for key, value in pick(cells, cell, Path(file)).values.items():
+        set_key(layer, key, value, file)
 
 
 class _Captured(Exception):

@@ -51,12 +51,12 @@ class CellFacts:
 
 @dataclass(frozen=True)
 class GridFacts:
-    """What the page of a grid is made from. `kind`: sft or rl."""
+    """What the page of a grid is made from. `kind`: sft or rl; `axes`: keys in the order of the file."""
 
     name: str
     kind: str
     cells: list[CellFacts]
-    fingerprint: str = ""
+    axes: list[str]
 
 
 @dataclass
@@ -115,9 +115,8 @@ def is_seed(key: str) -> bool:
 def results(facts: GridFacts) -> Results:
     """Read everything. Raises `UserError` when an evaluation's report.json of a finished cell cannot be read."""
     cells = [_cell(facts.kind, cell) for cell in facts.cells]
-    axes = list(dict.fromkeys(key for cell in facts.cells for key in cell.values))
     metrics = list(dict.fromkeys(name for cell in cells for name in cell.metrics))
-    variants = _variants(cells, axes)
+    variants = _variants(cells, facts.axes)
     baseline = next((variant for variant in variants if variant.baseline), None)
     for variant in variants:
         for name in metrics:
@@ -127,7 +126,7 @@ def results(facts: GridFacts) -> Results:
                 variant.metrics[name] = {"mean": mean, "ci95": ci95, "n": len(values)}
             if baseline is not None and variant is not baseline and (found := difference(baseline, variant, name)):
                 variant.differences[name] = found
-    return Results(facts, axes, cells, variants, metrics)
+    return Results(facts, facts.axes, cells, variants, metrics)
 
 
 def _cell(kind: str, facts: CellFacts) -> Cell:
@@ -166,7 +165,8 @@ def _variants(cells: Sequence[Cell], axes: Sequence[str]) -> list[Variant]:
         groups.setdefault(canonical(same), []).append(cell)
     found = []
     for members in groups.values():
-        texts = {key: text for key, text in members[0].facts.texts.items() if not is_seed(key)}
+        own = members[0].facts.texts
+        texts = {key: own[key] for key in axes if key in own and not is_seed(key)}
         name = ", ".join(f"{key.rpartition('.')[2]} {text}" for key, text in texts.items()) or "all"
         found.append(Variant(name, texts, members, all(cell.facts.baseline for cell in members)))
     return found

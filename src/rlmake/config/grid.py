@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmake.config import GridTable
-from rlmake.core.errors import Fault
+from rlmake.config.experiment import GridTable
+from rlmake.config.names import alike, number_of
+from rlmake.core.errors import ConfigError, Fault, nearest
 from rlmake.core.jsonio import canonical
 
 MAX_NAME = 200
@@ -81,6 +82,16 @@ def expand(table: GridTable, file: Path, faults: list[Fault]) -> list[Cell]:
     return found if len(faults) == before else []
 
 
+def pick(cells: list[Cell], name: str, file: Path) -> Cell:
+    """The cell of that name, or one that spells the same values otherwise. Raises `ConfigError`."""
+    names = [cell.name for cell in cells]
+    for cell in cells:
+        if cell.name == name or alike(cell.name, name):
+            return cell
+    hint = nearest(name, names) or f"; there are {' '.join(names)}"
+    raise ConfigError(Fault(f"there is no cell '{name}'{hint}", "--cell", str(file)))
+
+
 def _groups(table: GridTable, fault: Callable[[str, str], None]) -> list[list[str]]:
     """The axes of the product in the order of the file; zipped ones stand together where the first of them stands."""
     group_of: dict[str, list[str]] = {}
@@ -100,25 +111,15 @@ def _groups(table: GridTable, fault: Callable[[str, str], None]) -> list[list[st
 def _distinct(group: list[str], axes: dict[str, list[Any]], texts: dict[str, list[str]], fault) -> None:
     seen: dict[bytes, int] = {}
     for index in range(len(axes[group[0]])):
-        same = canonical([_number(axes[key][index]) for key in group])
+        same = canonical([number_of(axes[key][index]) for key in group])
         if same in seen:
             both = [" with ".join(texts[key][i] for key in group) for i in (seen[same], index)]
             fault(", ".join(group), f"two values are equal: {both[0]} and {both[1]}")
         seen.setdefault(same, index)
 
 
-def _number(value: Any) -> Any:
-    """A text that spells a number is that number: the schema would read it as one."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
 def _agrees(values: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    return all(k in values and canonical(_number(values[k])) == canonical(_number(v)) for k, v in wanted.items())
+    return all(k in values and canonical(number_of(values[k])) == canonical(number_of(v)) for k, v in wanted.items())
 
 
 def _say(values: dict[str, Any]) -> str:

@@ -1,0 +1,175 @@
+"""Results that were not built here enter the store: a model directory, a checkpoint, a run that was started directly.
+
+What is adopted takes the place of what a declared experiment would have made, under its fingerprint, with origin
+`adopted` and all that is known of it. A run that was started directly brings its resolved configuration: where that
+says another thing than the experiment, nothing is adopted.
+"""
+
+import os
+import shutil
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlmake.build import card, provenance, publish, store
+from rlmake.build.experiments import CLASSES
+from rlmake.build.explain import changes
+from rlmake.build.names import Target
+from rlmake.build.registry import Registry, Work
+from rlmake.build.store import Artefact
+from rlmake.config import load_resolved
+from rlmake.core.errors import ConfigError, UserError
+from rlmake.core.jsonio import list_files, read_json
+from rlmake.core.rundir import numbered
+
+Record = dict[str, Any]
+
+
+def adopt(registry: Registry, folder: Path, path: str | None, moment: Record) -> list[str]:
+    """Take `folder` in as the target `path` (default: the place where it lies). Returns lines about what was done.
+
+    A folder outside `outputs/` is copied and stays; one that lies in the target's place is moved, and the link takes
+    its place. Raises `UserError` for a folder that is not what the target wants, and where the two are known to differ.
+    """
+    if not folder.is_dir() or folder.is_symlink():
+        raise UserError(f"{folder}: {'a link; give what it points to' if folder.is_symlink() else 'no such directory'}")
+    if (folder / publish.DIRECT).is_file() or numbered(folder / "checkpoints"):
+        return _run(registry, folder, path, moment)
+    target = registry.target(path or folder.as_posix())
+    artefact, work = registry.artefact(target), registry.work(target.run)
+    if target.kind not in ("weights", "checkpoint", "data") or target.inside:
+        raise UserError(f"{target.path}: only weights, checkpoints and data can be adopted")
+    if store.finished(artefact):
+        raise UserError(f"{target.path}: is built already ({artefact.folder})")
+    _check(folder, target.kind)
+    facts = _known(folder, work, artefact)
+    store.write_spec(registry.spec(work, [artefact.step] if artefact.step else [], moment))
+    _place(folder, artefact.path, Path(target.path))
+    _finish(artefact, moment, facts)
+    publish.publish(Path(target.path), artefact.path)
+    card.publish(artefact)
+    lines = [f"adopted {target.path}: {artefact.path}"]
+    return lines + ([] if "specification" in facts else ["what it was made with is not known; the card says so"])
+
+
+def _check(folder: Path, kind: str) -> None:
+    if kind == "weights" and not ((folder / "config.json").is_file() and any(folder.glob("*.safetensors"))):
+        raise UserError(f"{folder}: no model directory: expected config.json and *.safetensors")
+    if kind == "checkpoint" and not (folder / "COMPLETE").is_file():
+        raise UserError(f"{folder}: no complete checkpoint: it has no COMPLETE record")
+    if kind == "data" and not any(folder.iterdir()):
+        raise UserError(f"{folder}: is empty")
+
+
+def _known(folder: Path, work: Work, artefact: Artefact) -> Record:
+    """What a folder says of itself: its card, or its COMPLETE record. Raises `UserError` where it is something else."""
+    facts: Record = {"source": folder.as_posix()}
+    if (folder / card.NAME).is_file():
+        about = card.find(folder)
+        if (about["stage"], about["fingerprint"]) != (work.stage, work.fingerprint):
+            differ = [] if about["stage"] != work.stage else _from_card(about, work)
+            hint = f" ({'; '.join(differ[:3])})" if differ else ""
+            raise UserError(f"{folder}: its card says that it is {about['stage']}-{about['fingerprint']}, not "
+                            f"{work.stage}-{work.fingerprint}{hint}")  # fmt: skip
+        if about["step"] != artefact.step:
+            raise UserError(f"{folder}: its card says step {about['step']}, not {artefact.step}")
+        facts |= {key: about[key] for key in ("specification", "code", "seconds", "gpu_hours", "ended")}
+    elif (folder / "COMPLETE").is_file():
+        record = read_json(folder / "COMPLETE")
+        if record["step"] != artefact.step:
+            raise UserError(f"{folder}: its COMPLETE record says step {record['step']}, not {artefact.step}")
+        if record.get("fingerprint") not in (None, work.fingerprint):
+            raise UserError(f"{folder}: belongs to train-{record['fingerprint']}, not to {work.fingerprint}")
+        facts |= {key: record[key] for key in ("policy_version", "world_size", "ledger", "attempt")}
+    return facts
+
+
+def _from_card(about: Record, work: Work) -> list[str]:
+    mine = work.config
+    return [f"{key}: {about['specification'].get(key)!r} there, {mine[key]!r} here"
+            for key in mine if about["specification"].get(key) != mine[key]]  # fmt: skip
+
+
+def _run(registry: Registry, folder: Path, path: str | None, moment: Record) -> list[str]:
+    """A run that was started directly: its whole directory becomes that of the declared run."""
+    name = _run_name(registry, folder, path)
+    run, work = registry.runs[name], registry.work(name)
+    steps = [step for step, one in numbered(folder / "checkpoints").items() if (one / "COMPLETE").is_file()]
+    if run.stage != "train" or not steps:
+        raise UserError(f"{folder}: no complete checkpoint to adopt")
+    resolved = folder / "configs" / "latest" / "resolved" / f"{run.kind}.json"
+    if not resolved.is_file():
+        raise UserError(f"{folder}: says nothing about its configuration ({resolved.relative_to(folder)} is missing)")
+    there = _resolved(registry, name, resolved)
+    if there.fingerprint != work.fingerprint:
+        before = {"semantic": there.semantic, "defaults": {}, "parents": there.parents, "revisions": there.revisions}
+        before |= {"fingerprint": there.fingerprint, "steps": []}
+        found = [f"{c.key} is {c.before} there and {c.after} in {run.file}" for c in changes(before, work)]
+        raise UserError(f"{folder}: is another run than {name}: {'; '.join(found[:5]) or 'its parents differ'}")
+    last = work.artefact("checkpoint", steps[-1])
+    if last.folder.exists() and numbered(last.folder / "checkpoints"):
+        raise UserError(f"{name}: was begun here already ({last.folder})")
+    if last.folder.exists():  # a plan has written its specification there, and no more
+        shutil.rmtree(last.folder)
+    _place(folder, last.folder, folder)
+    (last.folder / publish.DIRECT).unlink(missing_ok=True)
+    store.write_spec(registry.spec(work, [], moment))
+    for step in steps:
+        record = read_json(last.folder / "checkpoints" / f"step_{step}" / "COMPLETE")
+        facts = {key: record[key] for key in ("policy_version", "world_size", "ledger", "attempt")}
+        _finish(work.artefact("checkpoint", step), moment, {"source": folder.as_posix(), **facts})
+        publish.publish(Path(Target(name, "checkpoint", step).path), work.artefact("checkpoint", step).path)
+    for leaf in ("logs", "configs"):
+        publish.publish(Path("outputs", name, leaf), last.folder / leaf)
+    return [f"adopted {folder} as {name}: steps {', '.join(map(str, steps))} of {work.last_step}, in {last.folder}"]
+
+
+def _run_name(registry: Registry, folder: Path, path: str | None) -> str:
+    name = (path or folder.as_posix()).removeprefix("outputs/").rstrip("/")
+    if name not in registry.runs:
+        target = registry.target(path or folder.as_posix())  # its fault names the nearest run
+        name = target.run
+    return name
+
+
+def _resolved(registry: Registry, name: str, resolved: Path) -> Work:
+    """The identity that a resolved configuration has. Names of targets in it may be absolute paths of this project."""
+    run = registry.runs[name]
+    try:
+        config = load_resolved(CLASSES[run.kind], resolved)
+    except ConfigError as error:
+        raise UserError(f"{resolved}: not readable any more: {error}") from None
+    return registry.identity(replace(run, config=config))
+
+
+def _place(folder: Path, to: Path, link: Path) -> None:
+    """Move what lies in a link's place, copy what lies elsewhere; it appears whole or not at all."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if folder.absolute() == link.absolute():
+        os.rename(folder, to)
+        return
+    temporary = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        shutil.copytree(folder, temporary)
+        if to.exists():
+            shutil.rmtree(to)
+        os.rename(temporary, to)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _finish(artefact: Artefact, moment: Record, facts: Record) -> None:
+    spec = store.read_spec(artefact.stage, artefact.fingerprint)
+    files = [entry for entry in list_files(artefact.root) if entry["path"] not in card.NAMES]
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    manifest = store.manifest_of(artefact, spec, files, facts=facts, versions=provenance.versions(), hardware={})
+    manifest |= {
+        "origin": "adopted",
+        "code": facts.get("code") or {},
+        "started": None,
+        "ended": facts.get("ended") or at,
+    }
+    manifest |= {"seconds": facts.get("seconds"), "gpu_hours": facts.get("gpu_hours")}
+    store.finish(artefact, manifest)

@@ -1,0 +1,200 @@
+"""What of the store nothing needs any more, and what keeps the rest.
+
+Needed is: what a declared run, suite or grid stands for now, with all that it rests on; what is published under a
+declared name, also of an earlier version; what is pinned; what somebody writes; what was planned and is not finished,
+with its parents, for a week. A directory goes whole or stays whole. Deleting never leaves the store: a link in it is
+removed as a link.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlmake.build import lease, plan, store
+from rlmake.build.explain import published_unit
+from rlmake.build.names import OUTPUTS
+from rlmake.build.registry import Registry
+from rlmake.build.store import STORE
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import read_json, write_json
+
+Unit = tuple[str, str]  # stage and fingerprint
+PINS = STORE / "pins.json"
+UNFINISHED = 7 * 24 * 3600.0  # seconds for which work that was planned is waited for
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A directory of the store: what it takes on the disk, whether it stays, and why."""
+
+    unit: Unit
+    name: str
+    size: int
+    kept: bool
+    reason: str
+
+    @property
+    def folder(self) -> Path:
+        return STORE / f"{self.unit[0]}-{self.unit[1]}"
+
+
+def survey(registry: Registry) -> list[Entry]:
+    """Every directory of the store; the largest that may go first."""
+    reasons = needed(registry)
+    seen: set[int] = set()
+    entries = []
+    for folder in sorted(STORE.iterdir()) if STORE.is_dir() else []:
+        stage, _, fingerprint = folder.name.partition("-")
+        if stage not in store.STAGES or folder.is_symlink() or not folder.is_dir():
+            continue
+        unit = (stage, fingerprint)
+        runs = _spec(unit).get("runs") or ["?"]
+        reason = reasons.get(unit)
+        entries.append(
+            Entry(unit, runs[0], _size(folder, seen), reason is not None, reason or _why_not(registry, runs))
+        )
+    return sorted(entries, key=lambda entry: (entry.kept, -entry.size))
+
+
+def needed(registry: Registry) -> dict[Unit, str]:
+    """Unit → why it stays."""
+    found: dict[Unit, str] = {}
+
+    def keep(unit: Unit, reason: str) -> None:
+        if unit in found:
+            return
+        found[unit] = reason
+        work = registry.works.get(unit)
+        parents = work.parents if work else _spec(unit).get("parents", [])
+        for parent in parents:
+            keep((parent["stage"], parent["fingerprint"]), f"{_name(registry, unit)} rests on it")
+
+    for path in plan.targets_of_all(registry, include_manual=True):
+        artefact = registry.artefact(registry.target(path))
+        keep((artefact.stage, artefact.fingerprint), f"declared: {path}")
+    for run in registry.runs.values():
+        if run.best:
+            best = registry.best(run.name)
+            keep((best.stage, best.fingerprint), f"declared: {run.name}")
+    for link, unit in published():
+        run = next((name for name in (*registry.runs, *registry.grids) if link.startswith(f"{OUTPUTS}/{name}/")), None)
+        if run is not None:
+            keep(unit, f"published: {link}")
+    for pin in pins():
+        keep(
+            (pin["stage"], pin["fingerprint"]),
+            f"pinned: {pin['target']}" + (f", {pin['reason']}" if pin["reason"] else ""),
+        )
+    now = time.time()
+    for folder in STORE.iterdir() if STORE.is_dir() else []:
+        unit = (folder.name.partition("-")[0], folder.name.partition("-")[2])
+        if unit[0] not in store.STAGES or unit in found or folder.is_symlink():
+            continue
+        holder = lease.read(folder)
+        if holder is not None and not holder.get("released") and not lease.is_gone(holder):
+            keep(unit, f"being written by {lease.describe(holder)}")
+        spec = folder / "spec.json"
+        if spec.is_file() and now - spec.stat().st_mtime < UNFINISHED and not any(store.stored(folder.name)):
+            keep(unit, "planned less than a week ago and not finished")
+    return found
+
+
+def published() -> Iterator[tuple[str, Unit]]:
+    """`(link, unit)` of every link of the build below `outputs/`. Links are looked at, never followed."""
+    for folder, folders, files in os.walk(OUTPUTS, followlinks=False):
+        if folder == OUTPUTS:
+            folders[:] = [name for name in folders if name != STORE.name]
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if unit := published_unit(path):
+                yield path.as_posix(), unit
+
+
+def collect(entries: list[Entry]) -> list[str]:
+    """Delete what may go, and links that then lead nowhere. Returns what was removed."""
+    gone = {entry.unit for entry in entries if not entry.kept}
+    removed = []
+    for link, unit in list(published()):
+        if unit in gone:
+            os.unlink(link)
+            removed.append(link)
+            _prune(Path(link).parent)
+    for entry in entries:
+        if not entry.kept:
+            grave = STORE / f".deleting-{entry.folder.name}"
+            os.rename(entry.folder, grave)
+            shutil.rmtree(grave)
+            removed.append(entry.folder.as_posix())
+    for left in STORE.glob(".deleting-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return removed
+
+
+def _prune(folder: Path) -> None:
+    """Remove folders of `outputs` that have become empty."""
+    while folder != Path(OUTPUTS) and not folder.is_symlink():
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
+
+
+def pins() -> list[dict[str, Any]]:
+    """What is pinned: records {stage, fingerprint, target, reason, at}."""
+    if not PINS.is_file():
+        return []
+    record = read_json(PINS)
+    if record.get("schema") != 1:
+        raise UserError(f"{PINS}: schema {record.get('schema')} is unknown, expected 1")
+    return record["pins"]
+
+
+def pin(unit: Unit, target: str, reason: str) -> None:
+    """Keep a unit whatever becomes of the experiment files."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    row = {"stage": unit[0], "fingerprint": unit[1], "target": target, "reason": reason, "at": at}
+    others = [one for one in pins() if (one["stage"], one["fingerprint"]) != unit]
+    write_json(PINS, {"schema": 1, "pins": [*others, row]})
+
+
+def unpin(unit: Unit) -> bool:
+    """Let go of a pin; False when there was none."""
+    before = pins()
+    after = [one for one in before if (one["stage"], one["fingerprint"]) != unit]
+    if len(after) < len(before):
+        write_json(PINS, {"schema": 1, "pins": after})
+    return len(after) < len(before)
+
+
+def _size(folder: Path, seen: set[int]) -> int:
+    """Bytes on the disk below a folder; links count as links, a file with several names once."""
+    total = 0
+    for root, _, files in os.walk(folder, followlinks=False):
+        for name in files:
+            stat = os.lstat(os.path.join(root, name))
+            if stat.st_ino not in seen:
+                seen.add(stat.st_ino)
+                total += stat.st_blocks * 512
+    return total
+
+
+def _spec(unit: Unit) -> dict[str, Any]:
+    try:
+        return store.read_spec(*unit)
+    except UserError:
+        return {}
+
+
+def _name(registry: Registry, unit: Unit) -> str:
+    work = registry.works.get(unit)
+    return (work.facts["runs"] if work else _spec(unit).get("runs") or [f"{unit[0]}-{unit[1][:8]}"])[0]
+
+
+def _why_not(registry: Registry, runs: list[str]) -> str:
+    known = [run for run in runs if run in registry.runs or run in registry.grids]
+    return f"an earlier version of {known[0]}" if known else "no experiment declares it any more"

@@ -1,0 +1,226 @@
+"""`rlmake card`, `diff`, `new`: what is known of a result, how two runs differ, and a file to begin with."""
+
+import argparse
+import json
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rlmake.build import card as cards
+from rlmake.build import explain, names, store
+from rlmake.build.experiments import FOLDER, SUITES
+from rlmake.build.fingerprint import leaves
+from rlmake.build.registry import Registry, Work
+from rlmake.core.errors import UserError, nearest
+from rlmake.core.jsonio import canonical, read_json
+
+TEMPLATES = ("rl", "sft", "data", "suite")
+
+
+def card(argv: list[str]) -> int:
+    """Everything that is known of an artefact: a target, a place in the store, or a directory copied elsewhere."""
+    parser = argparse.ArgumentParser(prog="rlmake card", description=card.__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--json", action="store_true", help="print the whole record")
+    args = parser.parse_args(argv)
+    record = cards.find(args.path)
+    if args.json:
+        print(json.dumps(record, indent=1, ensure_ascii=False))
+        return 0
+    step = f" step {record['step']}" if record["step"] is not None else ""
+    code, hardware = record["code"], record["hardware"]
+    commit = (code.get("commit") or "no git")[:12] + (f" + changes {code['dirty']}" if code.get("dirty") else "")
+    rows = [
+        ("name", ", ".join(record["runs"])),
+        ("what", f"{record['work']} {record['kind']}{step} ({record['origin']})"),
+        ("identity", f"{record['stage']}-{record['fingerprint']}"),
+        ("content", record["content"]),
+        *(("set", f"{key} = {value}") for key, value in sorted(record["set"].items())),
+        *(("parent", f"{p['role']}: {p['ref'] or ''} {p['stage']}-{p['fingerprint']}") for p in record["parents"]),
+        *(("differs", one) for one in record["differences"]),
+        *(("revision", f"{key}: {value}") for key, value in record["revisions"].items()),
+        *(("accepted", f"{'; '.join(one['changes'])}; reason: {one['reason']}") for one in record["accepted"]),
+        *(("evaluated", _evaluated(entry)) for entry in record["evaluations"]),
+        ("commit", commit),
+        ("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
+        ("hardware", ", ".join(str(value) for value in hardware.values() if value)),
+        ("made", f"{record['started']} to {record['ended']}"),
+        ("cost", f"{record['seconds']} s, {record['gpu_hours']} GPU-hours; its line {record['gpu_hours_of_lineage']}"),
+        *(("lineage", f"{row['name']} {row['stage']}-{row['fingerprint']}{_at(row)}") for row in record["lineage"]),
+    ]
+    for key, value in rows:
+        print(f"{key:<10} {value}")
+    return 0
+
+
+def _at(row: dict[str, Any]) -> str:
+    return f" step {row['step']}" if row["step"] is not None else ""
+
+
+def _evaluated(entry: dict[str, Any]) -> str:
+    parts = []
+    for env, found in entry["envs"].items():
+        reward = found["reward"]
+        span = f" (95 % {reward['ci95'][0]:.3f} to {reward['ci95'][1]:.3f})" if reward.get("ci95") else ""
+        parts.append(f"{env} reward " + ("–" if reward["mean"] is None else f"{reward['mean']:.3f}") + span)
+    return f"{entry['suite']}: {', '.join(parts)}"
+
+
+def diff(argv: list[str]) -> int:
+    """How two runs differ: what counts for the result, then settings that do not count; and what each reached."""
+    parser = argparse.ArgumentParser(prog="rlmake diff", description=diff.__doc__)
+    parser.add_argument("first", help="a run")
+    parser.add_argument("second", help="a run")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    args = parser.parse_args(argv)
+    registry = Registry.load()
+    first, second = (_named(registry, name) for name in (args.first, args.second))
+    if first.kind != second.kind:
+        raise UserError(f"{args.first} is of kind {first.kind}, {args.second} of kind {second.kind}")
+    before = {"semantic": first.semantic, "defaults": {}, "parents": first.parents, "revisions": first.revisions}
+    counts = explain.changes(before | {"fingerprint": first.fingerprint, "steps": []}, second)
+    if first.last_step != second.last_step:
+        counts.append(explain.Change("max_steps", first.last_step, second.last_step))
+    shown = {change.key for change in counts}
+    others = _others(first, second, shown)
+    results = _results(registry, first, second)
+    if args.json:
+        rows = [{"key": c.key, "first": c.before, "second": c.after, "counts": True} for c in counts]
+        rows += [{"key": c.key, "first": c.before, "second": c.after, "counts": False} for c in others]
+        print(json.dumps({"differences": rows, "evaluations": results}, indent=1, ensure_ascii=False))
+        return 0
+    if not counts:
+        print(f"the same identity: {first.stage}-{first.fingerprint}")
+    for change in counts:
+        print(f"{change}")
+    for change in others:
+        print(f"does not count: {change}")
+    for row in results:
+        print(f"{row['suite']} {row['env']}: reward {_mean(row['first'])} → {_mean(row['second'])}")
+    return 0
+
+
+def _named(registry: Registry, name: str) -> Work:
+    run = name.removeprefix(f"{names.OUTPUTS}/").rstrip("/")
+    if run not in registry.runs:
+        raise UserError(f"{name}: no run{nearest(run, registry.runs)}")
+    return registry.work(run)
+
+
+def _others(first: Work, second: Work, shown: set[str]) -> list[explain.Change]:
+    """Runtime settings that differ; places of parents and what is counted already are left out."""
+    old, new = dict(leaves(first.config)), dict(leaves(second.config))
+    keys = [key for key in dict.fromkeys([*old, *new]) if key not in shown and not key.endswith("max_steps")]
+    counted = {key for key, _ in (*leaves(first.semantic), *leaves(second.semantic))}
+    found = [key for key in keys if key not in counted and canonical(old.get(key)) != canonical(new.get(key))]
+    return [explain.Change(key, old.get(key), new.get(key)) for key in found if not names.is_output(new.get(key))]
+
+
+def _results(registry: Registry, first: Work, second: Work) -> list[dict[str, Any]]:
+    """Evaluations that both have, by suite and environment."""
+    found = []
+    sides = [work.facts["runs"][0] for work in (first, second)]
+    for suite in registry.suites:
+        if first.stage == "data":
+            continue
+        paths = [registry.evaluation(suite, run).artefact() for run in sides]
+        if all(store.finished(one) for one in paths):
+            reports = [read_json(one.path / "report.json")["envs"] for one in paths]
+            for env in reports[0].keys() & reports[1].keys():
+                rewards = [report[env]["reward"] for report in reports]
+                found.append({"suite": suite, "env": env, "first": rewards[0], "second": rewards[1]})
+    return found
+
+
+def _mean(reward: dict[str, Any]) -> str:
+    span = reward.get("ci95")
+    return (
+        "–"
+        if reward["mean"] is None
+        else f"{reward['mean']:.3f}" + (f" ({span[0]:.3f} to {span[1]:.3f})" if span else "")
+    )
+
+
+def new(argv: list[str]) -> int:
+    """Write an experiment file to begin with: from a template, or from another experiment with its comments."""
+    parser = argparse.ArgumentParser(prog="rlmake new", description=new.__doc__)
+    parser.add_argument("name", help="the run's name: experiments/<name>.toml; a suite's: evals/<name>")
+    parser.add_argument("--template", choices=TEMPLATES, help="what to begin with (default: rl; suite below evals/)")
+    parser.add_argument("--from", dest="source", metavar="RUN", help="an experiment to copy instead")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key; VALUE as in TOML"
+    )
+    args = parser.parse_args(argv)
+    name = args.name.removesuffix(".toml").removeprefix(f"{FOLDER}/")
+    file = FOLDER / f"{name}.toml"
+    suite = file.is_relative_to(SUITES)
+    if fault := names.fault_of_run(name.removeprefix("evals/") if suite else name):
+        raise UserError(f"{args.name}: {fault}")
+    if file.exists():
+        raise UserError(f"{file}: there already")
+    for parent in list(file.relative_to(FOLDER).parents)[:-1]:
+        if (outer := FOLDER / parent.with_name(f"{parent.name}.toml")).is_file():
+            raise UserError(f"{args.name}: would lie inside {outer}, which is an experiment itself")
+    if args.source and args.template:
+        raise UserError("give either --from or --template")
+    text = _copied(args.source, file) if args.source else _template(args.template or ("suite" if suite else "rl"), file)
+    text = _edited(text, args.set)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    print(f"{file}: written; look at it, then: rlmake plan outputs/{name}/…" if not suite else f"{file}: written")
+    return 0
+
+
+def _template(template: str, file: Path) -> str:
+    text = resources.files("rlmake.cli").joinpath("templates", f"{template}.toml").read_text(encoding="utf-8")
+    return text.replace("{base}", f"{os.path.relpath(FOLDER / 'base', file.parent)}/")
+
+
+def _copied(source: str, file: Path) -> str:
+    """Another experiment's text; what it extends is named from the new place."""
+    import tomlkit
+
+    origin = FOLDER / f"{source.removesuffix('.toml').removeprefix(f'{FOLDER}/')}.toml"
+    if not origin.is_file():
+        known = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")]
+        raise UserError(f"{origin}: no such file{nearest(source, known)}")
+    document = tomlkit.parse(origin.read_text(encoding="utf-8"))
+    table = document.get("experiment", {})
+    extends = table.get("extends")
+    if isinstance(extends, str):
+        table["extends"] = os.path.relpath(origin.parent / extends, file.parent)
+    elif extends is not None:
+        for index, one in enumerate(extends):
+            extends[index] = os.path.relpath(origin.parent / one, file.parent)
+    return tomlkit.dumps(document)
+
+
+def _edited(text: str, settings: list[str]) -> str:
+    """Keys set in a TOML text, comments kept."""
+    import tomlkit
+
+    if not settings:
+        return text
+    document = tomlkit.parse(text)
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {setting}: expected KEY=VALUE")
+        try:
+            item = tomlkit.parse(f"x = {value}")["x"]
+        except Exception:
+            item = tomlkit.item(value)  # a text without its quotes
+        node: Any = document
+        *parents, last = key.strip().replace("-", "_").split(".")
+        for part in parents:
+            if part not in node:
+                node[part] = tomlkit.table(is_super_table=True) if node is document else tomlkit.table()
+            node = node[part]
+            if not hasattr(node, "keys"):
+                raise UserError(f"--set {key.strip()}: {part} is no table there")
+        node[last] = item
+    return tomlkit.dumps(document)
+
+
+VERBS = {"card": card, "diff": diff, "new": new}

@@ -1,0 +1,128 @@
+"""Grids through Snakemake with toy workers: twelve ablations on one parent, killed twice; then one value edited."""
+
+import csv
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(1200)
+GRID = """
+max_steps = 4
+model.name = "outputs/t/sft/weights"
+ckpt.interval = 2
+orchestrator.batch_size = 16
+orchestrator.renderer.name = "qwen3"
+[[orchestrator.train.source]]
+env.taskset.id = "reverse-text"
+env.taskset.path = "outputs/t/data/data/train.jsonl"
+[inference]
+[experiment]
+kind = "rl"
+extends = ["../base/cpu.toml"]
+[experiment.grid]
+"trainer.optim.lr" = [1e-5, 3e-5, 1e-4]
+"orchestrator.train.group_size" = [4, 8]
+seed = [0, 1]
+baseline = {"trainer.optim.lr" = 1e-5, "orchestrator.train.group_size" = 4}
+"""
+REPORT = "outputs/abl/lr/report.html"
+
+
+def steps(project, prefix: str) -> dict[tuple[str, str], int]:
+    """`{(run, step): times trained}` of runs whose name begins so."""
+    found: dict[tuple[str, str], int] = {}
+    for line in project.log():
+        word, _, rest = line.partition(" ")
+        if word == "step" and rest.startswith(prefix):
+            run, _, step = rest.rpartition(" ")
+            found[run, step] = found.get((run, step), 0) + 1
+    return found
+
+
+def killed(project, when: int) -> None:
+    """Build the grid's report and kill everything with SIGKILL once `when` cells have made a step."""
+    driver = project.start("-c", "2", REPORT, "--quiet", "all", TOY_SECONDS="0.2", alone=True)
+    try:
+        while driver.poll() is None and len({run for run, _ in steps(project, "abl/lr/")}) < when:
+            time.sleep(0.05)
+        assert driver.poll() is None, driver.stdout.read()
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.communicate(timeout=60)
+
+
+def test_twelve_ablations_on_one_parent_killed_twice(project):
+    project.write("abl/lr.toml", GRID)
+    killed(project, 3)
+    killed(project, 7)
+    project.build(REPORT, "outputs/abl/lr/results.csv", "outputs/abl/lr/results.json")
+    assert set(steps(project, "t/sft").values()) == {1}, "the parent is trained once"
+    trained = steps(project, "abl/lr/")
+    assert len({run for run, _ in trained}) == 12 and len(trained) == 12 * 4
+    again = [key for key, times in trained.items() if times > 1]
+    assert len(again) <= 2 * 2 * 2, "per kill, of the two that ran at most the steps since the last checkpoint"
+    assert project.plan(REPORT) == {}
+
+    found = json.loads(Path("outputs/abl/lr/results.json").read_text())
+    assert [cell["state"] for cell in found["cells"]] == ["done"] * 12
+    assert len(found["variants"]) == 6 and found["baseline"] == "lr 1e-5, group_size 4"
+    assert found["variants"][1]["metrics"]["train reward"] == {"mean": 0.4, "ci95": [0.4, 0.4], "n": 2}
+    assert found["variants"][1]["differences"]["train reward"] == {
+        "mean": 0.0,
+        "ci95": [0.0, 0.0],
+        "n": 2,
+        "over": "seeds",
+    }
+    rows = list(csv.DictReader(Path("outputs/abl/lr/results.csv").read_text().splitlines()))
+    assert rows[0]["cell"] == "lr=1e-5,group_size=4,seed=0" and rows[0]["trainer.optim.lr"] == "1e-5"
+    page = Path(REPORT).read_text()
+    assert "lr=1e-4,group_size=8,seed=1" in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+    project.edit("abl/lr.toml", 'lr" = [1e-5, 3e-5, 1e-4]', 'lr" = [1e-5, 3e-5, 2e-4]')
+    assert project.plan(REPORT) == {"train": 4, "grid": 1, "publish_report": 1}
+    done = [line for line in project.build(REPORT) if line.startswith("train")]
+    assert len(done) == 4 and all("lr=2e-4" in line for line in done), "only the edited value's cells run"
+
+
+def test_failed_and_missing_cells_are_shown(project):
+    project.write("abl/lr.toml", GRID.replace("[4, 8]", "[4]").replace("[1e-5, 3e-5, 1e-4]", "[1e-5, 3e-5]"))
+    cell = "abl/lr/lr=3e-5,group_size=4,seed=1"
+    project.build(f"outputs/{cell.replace('seed=1', 'seed=0')}/weights")
+    code, _ = project.snakemake("-c", "2", f"outputs/{cell}/weights", TOY_DIVERGE=f"{cell} 3")
+    assert code == 1
+    assert project.plan(REPORT) == {"train": 2, "grid": 1, "publish_report": 1}, "the failed one is not tried again"
+    results = "outputs/abl/lr/results.json"
+    assert project.plan(REPORT, allow_missing=1) == {"grid": 1, "publish_report": 1}
+    code, output = project.snakemake("-c", "2", REPORT, results, "--config", "allow_missing=1")
+    assert code == 0, output
+    found = {cell["name"]: cell for cell in json.loads(Path(results).read_text())["cells"]}
+    states = [cell["state"] for cell in found.values()]
+    assert states == ["missing", "missing", "done", "failed"]
+    assert "diverged at step 3: loss nan" in found["lr=3e-5,group_size=4,seed=1"]["why"]
+    assert "diverged at step 3" in Path(REPORT).read_text()
+    done = [line for line in project.build(REPORT, results) if line.startswith("train")]
+    assert len(done) == 2, "the report is made anew when its missing cells are there"
+    assert [cell["state"] for cell in json.loads(Path(results).read_text())["cells"]] == ["done"] * 3 + ["failed"]
+
+
+def test_best_checkpoint_and_other_formats(project):
+    """The best of the checkpoints by an evaluation; FP8 as a target; an adapter only of a LoRA run."""
+    project.edit("t/sft.toml", 'evals = ["held"]', 'evals = ["held"]\nbest = {suite = "held"}')
+    target = "outputs/t/sft/exports/best/weights"
+    assert project.plan(target)["evaluate"] == 2, "at steps 2 and 4"
+    project.build(target)
+    assert (Path(target) / "model.safetensors").read_text() == "sft 2"
+    assert project.plan(target) == {}
+    assert project.plan("outputs/t/sft/weights-FP8") == {"export_fp8": 1, "publish_fp8": 1}
+    assert project.plan("outputs/t/sft/exports/step_2/weights-FP8") == {"export_fp8": 1, "publish_fp8_of_step": 1}
+    (line,) = project.refused("outputs/t/sft/adapter")
+    assert "trains all weights; only a run with model.lora has an adapter" in line
+    (line,) = project.refused("outputs/t/rl/exports/best/weights")
+    assert "give it a table [experiment.best]" in line
+    project.edit("t/sft.toml", 'suite = "held"', 'suite = "hold"')
+    (line,) = project.refused(target)
+    assert "there is no suite experiments/evals/hold.toml; did you mean 'held'?" in line

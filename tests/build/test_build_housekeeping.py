@@ -1,0 +1,201 @@
+"""The verbs that look after the store, on a real build of toys: card, diff, accept, adopt, gc, pin, plan's figures."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlmake.cli.rlmake import VERBS
+from rlmake.core.errors import UserError
+from rlmake.core.jsonio import read_json, write_json
+
+pytestmark = pytest.mark.timeout(1200)
+WEIGHTS = "outputs/t/sft/weights"
+
+
+@pytest.fixture
+def call(capsys):
+    """`call("gc", "--dry-run")`: the lines that a verb prints."""
+
+    def run(verb: str, *argv: str) -> list[str]:
+        capsys.readouterr()
+        VERBS[verb](list(argv))
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_verbs_on_a_build(project, call, tmp_path):
+    """One build, looked at from all sides (it costs most of this test)."""
+    project.build(WEIGHTS, "outputs/t/sft/evals/held")
+
+    # the card, also of a copy; the model card says the same
+    record = json.loads("\n".join(call("card", WEIGHTS, "--json")))
+    assert record["runs"] == ["t/sft"] and record["set"]["optim.lr"] == 1e-3
+    assert [row["name"] for row in record["lineage"]] == ["t/data", "t/model", "t/sft"]
+    assert record["evaluations"][0]["envs"]["toy"]["reward"]["mean"] == 0.25
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(WEIGHTS, copy)
+    assert json.loads("\n".join(call("card", str(copy), "--json"))) == record
+    assert (
+        "# t/sft" in (copy / "README.md").read_text()
+        and "| held | toy | 1 | 0.250 |" in (copy / "README.md").read_text()
+    )
+    assert project.plan(WEIGHTS, "outputs/t/sft/evals/held") == {}, "cards are no part of what is hashed"
+    (copy / "model.safetensors").write_text("sft 5")
+    with pytest.raises(UserError, match="changed since t/sft was published"):
+        call("card", str(copy))
+    (copy / "card.json").unlink()
+    with pytest.raises(UserError, match="and no artefact of this project"):
+        call("card", str(copy))
+    (copy / "model.safetensors").write_text("sft 4")
+    assert json.loads("\n".join(call("card", str(copy), "--json")))["fingerprint"] == record["fingerprint"]
+
+    # verify finds a flipped bit
+    weights = Path(WEIGHTS) / "model.safetensors"
+    weights.write_text("sft_4")
+    with pytest.raises(AssertionError):
+        assert VERBS["verify"]([WEIGHTS]) == 0
+    assert project.plan(WEIGHTS) == {"export": 1, "publish_weights": 1}
+    assert project.build(WEIGHTS) == ["export step_4"]
+
+    # an older version: planned with its difference and file, kept while published, then garbage
+    before = os.readlink(WEIGHTS)
+    project.edit("t/sft.toml", "optim.lr = 1e-3", "optim.lr = 2e-3")
+    rows = project.document(WEIGHTS)["jobs"]
+    assert rows[0]["rule"] == "train" and rows[0]["run"] == "t/sft"
+    assert rows[0]["changes"] == [
+        {"key": "optim.lr", "before": 0.001, "after": 0.002, "default": False, "file": "experiments/t/sft.toml"}
+    ]
+    assert rows[0]["gpus"] == 0 and rows[0]["gpu_hours"] == 0 and "earlier built alike" in rows[0]["rate"]
+    assert rows[0]["reuses"] == ["outputs/t/model/weights", "outputs/t/data/data"]
+    assert any(
+        "published: outputs/t/sft/weights" in line for line in call("gc", "--dry-run") if line.startswith("keep")
+    )
+    project.build(WEIGHTS, "outputs/t/sft/evals/held")
+    lines = [line for line in call("gc", "--dry-run") if line.startswith("delete")]
+    assert len(lines) == 2 and all("an earlier version of t/sft" in line for line in lines), "training and evaluation"
+    call("pin", "/".join(("outputs", ".store", before.split(".store/")[1].split("/")[0])), "--reason", "the paper's")
+    assert any("pinned" in line and "the paper's" in line for line in call("gc", "--dry-run"))
+    (outside := tmp_path / "precious").mkdir()
+    (outside / "file").touch()
+    (lost,) = [Path("outputs/.store", line.split()[3]) for line in call("gc", "--dry-run") if line.startswith("delete")]
+    os.symlink(outside, lost / "link-out")
+    assert call("gc")[-1].startswith("1 of ")
+    assert not lost.exists() and (outside / "file").exists()
+    assert Path("outputs/t/sft", before).exists()
+    assert project.plan(WEIGHTS, "outputs/t/sft/evals/held") == {}
+
+    # declared equivalent: nothing is built, what rests on it neither, and it is on record
+    project.edit("t/sft.toml", "optim.lr = 2e-3", "optim.lr = 2.5e-3")
+    assert project.plan(WEIGHTS)["train"] == 1
+    with pytest.raises(UserError, match="--reason is needed"):
+        call("accept", WEIGHTS)
+    call("accept", WEIGHTS, "--reason", "rounding")
+    assert project.plan(WEIGHTS, "outputs/t/sft/evals/held") == {}
+    assert project.document(WEIGHTS)["accepted"][0]["reason"] == "rounding"
+    assert json.loads("\n".join(call("card", WEIGHTS, "--json")))["accepted"][0]["reason"] == "rounding"
+    call("accept", WEIGHTS, "--revoke")
+    assert project.plan(WEIGHTS)["train"] == 1
+
+    # how runs differ
+    shutil.copy("experiments/t/sft.toml", "experiments/t/other.toml")
+    project.edit("t/other.toml", "optim.lr = 2.5e-3", "optim.lr = 5e-3\nlog.level = 'debug'")
+    lines = call("diff", "t/sft", "t/other")
+    assert "optim.lr 0.0025 → 0.005 (experiments/t/other.toml)" in lines
+    assert "does not count: log.level none → debug" in lines
+    with pytest.raises(UserError, match="did you mean 't/other'"):
+        call("diff", "t/sft", "t/othr")
+
+
+def test_a_changed_default_asks(project, call):
+    """The earlier build was made with another default: nothing starts before the user has said what is to be done."""
+    project.build(WEIGHTS)
+    (spec,) = Path("outputs/.store").glob("train-*/spec.json")
+    folder = spec.parent
+    record = read_json(spec)
+    record["semantic"]["optim"]["betas2"] = record["defaults"]["optim.betas2"] = 0.5
+    fingerprint = "0123456789abcdef"
+    write_json(spec, {**record, "fingerprint": fingerprint})
+    old = folder.with_name(f"train-{fingerprint}")
+    os.rename(folder, old)
+    Path(WEIGHTS).unlink()
+    os.symlink(f"../../.store/{old.name}/exports/step_4/weights", WEIGHTS)
+    code, output = project.snakemake("-n", WEIGHTS)
+    assert code == 0 and "asks: " in output
+    code, output = project.snakemake("-c", "1", WEIGHTS)
+    assert code == 2 and not folder.exists()
+    (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "optim.betas2 0.5 →" in line and "the default in the code has changed" in line and "rlmake accept" in line
+    call("accept", WEIGHTS, "--reason", "no difference at this size")
+    assert project.plan(WEIGHTS) == {}
+    call("accept", WEIGHTS, "--revoke")
+    code, output = project.snakemake("-c", "2", WEIGHTS, "--quiet", "all", "--config", "defaults=new")
+    assert code == 0, output
+    assert folder.exists() and project.plan(WEIGHTS) == {}
+
+
+def test_adopt(project, call, tmp_path):
+    """Weights from elsewhere, a real directory in the target's place, a run that was started directly."""
+    project.build("outputs/t/model/weights")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    with pytest.raises(UserError, match="no model directory"):
+        call("adopt", str(foreign), "--as", WEIGHTS)
+    (foreign / "config.json").write_text("{}")
+    (foreign / "model.safetensors").write_text("theirs")
+    assert "not known" in call("adopt", str(foreign), "--as", WEIGHTS)[1]
+    assert project.plan(WEIGHTS) == {} and (foreign / "config.json").exists()
+    assert json.loads("\n".join(call("card", WEIGHTS, "--json")))["origin"] == "adopted"
+    with pytest.raises(UserError, match="is built already"):
+        call("adopt", str(foreign), "--as", WEIGHTS)
+
+    real = Path("outputs/t/rl/weights")
+    shutil.copytree(foreign, real)
+    assert "take it in with `rlmake adopt" in project.refused(str(real))[0]
+    call("adopt", str(real))
+    assert real.is_symlink() and project.plan(str(real)) == {}
+
+
+def test_budget(project, capsys):
+    """More GPU-hours than allowed: exit code 3, and nothing was started. What is not known is said."""
+    project.edit("t/sft.toml", 'evals = ["held"]', "seconds_per_step = 3600")
+    project.edit("t/sft.toml", 'extends = ["../base/cpu.toml"]', "")
+    project.edit("t/sft.toml", "max_steps = 4\n", "max_steps = 4\ndeployment.num_train_gpus = 2\n")
+    found = project.document(WEIGHTS)
+    (row,) = [row for row in found["jobs"] if row["rule"] == "train"]
+    assert (row["gpus"], row["hours"], row["gpu_hours"]) == (2, 4.0, 8.0) and "as stated" in row["rate"]
+    assert found["totals"]["gpu_hours"] == 8.0 and found["totals"]["unknown"] == 0
+    with pytest.raises(UserError, match="the plan needs 8 GPU-hours, the budget is 7") as error:
+        VERBS["plan"]([WEIGHTS, "--json", "--budget-gpu-hours", "7"])
+    assert error.value.exit_code == 3
+    assert VERBS["plan"]([WEIGHTS, "--budget-gpu-hours", "8"]) == 0
+    code, output = project.snakemake("-c", "1", WEIGHTS, "--config", "budget_gpu_hours=7")
+    assert code == 3 and "nothing was started" in output and not Path("outputs").exists()
+    code, output = project.snakemake("-n", WEIGHTS, "--config", "budget_gpu_hour=7")
+    assert code == 2 and "did you mean 'budget_gpu_hours'?" in output
+    project.edit("t/sft.toml", "seconds_per_step = 3600", "")
+    assert project.document(WEIGHTS)["totals"]["unknown"] == 1
+
+
+def test_new(project, call):
+    """A file from a template or another experiment, comments kept, paths right from the new place."""
+    project.write("base/reverse-text-env.toml", "")
+    call("new", "abl/deep/first", "--template", "sft", "--set", "optim.lr=5e-4")
+    text = Path("experiments/abl/deep/first.toml").read_text()
+    Path("experiments/abl/deep/first.toml").unlink()  # its model is that of the demo, which is not here
+    assert 'extends = ["../../base/cpu.toml"]' in text and "lr = 5e-4" in text and "# packed rows a step" in text
+    call("new", "abl/deep/second", "--from", "t/rl", "--set", "trainer.optim.lr=3e-6")
+    text = Path("experiments/abl/deep/second.toml").read_text()
+    assert 'extends = ["../../base/cpu.toml"]' in text and "3e-6" in text
+    assert project.plan("outputs/abl/deep/second/weights")["train"] == 2
+    for argv, words in (
+        (["abl/deep/second"], "there already"),
+        (["t/sft/inner"], "would lie inside experiments/t/sft.toml"),
+        (["a b"], "is no safe name"),
+        (["x", "--from", "t/stf"], "did you mean 't/sft'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            call("new", *argv)
