@@ -203,6 +203,9 @@ def test_a_file_of_another_kind_or_a_grid_is_not_started(write):
     assert faults("@", "kind.toml") == "kind.toml:2: experiment.kind: this file is of kind 'sft', not 'rl'"
     write("grid.toml", '[experiment]\nkind = "rl"\n[experiment.grid]\nseed = [0, 1]\n')
     assert "grid.toml:3: experiment.grid" in faults("@", "base.toml", "@", "grid.toml")
+    assert "choose a run of it by --cell: seed=0 seed=1" in faults("@", "base.toml", "@", "grid.toml")
+    assert "there is no cell 'seed=2'" in faults("@", "grid.toml", "--cell", "seed=2")
+    assert "--cell: no file given declares a grid" in faults("@", "base.toml", "--cell", "seed=0")
     write("suite.toml", "[experiment]\nmanual = true\n")
     assert "needs at least one source" in faults("@", "suite.toml", cls=EvalConfig)
 

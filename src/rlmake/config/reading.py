@@ -130,7 +130,8 @@ def _choose(layer: Composed, table: GridTable, cell: str | None, file: str) -> N
         raise ConfigError(faults)
     if cell is None:
         names = " ".join(one.name for one in cells)
-        raise ConfigError(Fault(f"declares a grid, choose a run of it by --cell: {names}", "experiment.grid", file))
+        fault = Fault(f"declares a grid, choose a run of it by --cell: {names}", "experiment.grid")
+        raise ConfigError(placed([fault], {}, file))
     for key, value in pick(cells, cell, Path(file)).values.items():
         set_key(layer, key, value, file)
 
