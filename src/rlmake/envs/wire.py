@@ -164,9 +164,10 @@ class Wire:
             if before is not None and self.instance != before:
                 self._give_up(f"{self.address} was started anew", functools.partial(operator.eq, before))
 
-    async def _health(self, timeout: float = HEALTH_SECONDS) -> dict[str, Any] | None:
+    async def _health(self, timeout: float | None = None) -> dict[str, Any] | None:
+        """What the server says of itself; None when it says nothing in time."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout or HEALTH_SECONDS):
                 return _unpack(await self._request(uuid.uuid4().hex.encode(), b"health", _pack({})))
         except TimeoutError:
             return None

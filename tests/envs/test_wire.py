@@ -1,0 +1,143 @@
+"""The env client against a server that is played: one that goes away, restarts, or talks nonsense."""
+
+import asyncio
+
+import msgspec
+import pytest
+import verifiers.v1 as vf
+import zmq
+import zmq.asyncio
+
+from rlmake.envs import wire
+from rlmake.envs.client import EnvHandle, EnvTask
+from rlmake.envs.wire import Wire
+
+CLIENT = vf.EvalClientConfig(base_url="http://127.0.0.1:9/v1", api_key_var="NONE")
+TASK = EnvTask(0, "k0", "h", "T", {"idx": 0, "prompt": "p"})
+pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+class Server:
+    """Answers health; keeps the requests of episodes for the test to answer."""
+
+    def __init__(self):
+        self.instance, self.mute = "one", False
+        self.socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        self.socket.bind("tcp://127.0.0.1:*")
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.seen: list[list[bytes]] = []
+        self.task = asyncio.create_task(self.serve())
+
+    async def serve(self):
+        while True:
+            frames = await self.socket.recv_multipart()
+            if frames[2] == b"health":
+                if not self.mute:
+                    await self.answer(frames, {"success": True, "instance": self.instance})
+            else:
+                self.seen.append(frames)
+
+    async def answer(self, request, body, kind=b"reply"):
+        await self.socket.send_multipart([*request[:2], kind, pack(body) if isinstance(body, dict) else body])
+
+    async def wait(self, number):
+        async with asyncio.timeout(10):
+            while len(self.seen) < number:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def server(monkeypatch):
+    monkeypatch.setattr(wire, "HEALTH_SECONDS", 0.1)
+    monkeypatch.setattr(wire, "GONE_SECONDS", 0.5)
+    made = Server()
+    yield made
+    made.task.cancel()
+    await asyncio.gather(made.task, return_exceptions=True)
+    made.socket.close(0)
+
+
+@pytest.fixture
+async def env(server):
+    client = Wire(server.address)
+    await client.start(10)
+    handle = EnvHandle("toy", iter([TASK]), True, client)
+    yield handle
+    await handle.close()
+
+
+def start(env):
+    return asyncio.create_task(env.run(TASK, CLIENT, "m", {"temperature": 1.0, "seed": 3}))
+
+
+async def test_a_request_holds_what_the_server_needs(env, server):
+    run = start(env)
+    await server.wait(1)
+    body = unpack(server.seen[0][3])
+    assert body["task_data"] == TASK.data and body["model"] == "m" and body["client"]["type"] == "eval"
+    assert body["sampling"]["temperature"] == 1.0 and "seed" in str(body["sampling"])
+    await server.answer(server.seen[0], {"success": False, "error": "ValueError: no such task"})
+    episode = await run
+    assert not episode.ok and (episode.errors[0].type, episode.errors[0].message) == ("ValueError", "no such task")
+
+
+async def test_a_server_started_anew_costs_the_episodes_that_it_had(env, server):
+    lost = start(env)
+    await server.wait(1)
+    server.instance = "two"
+    episode = await asyncio.wait_for(lost, 10)
+    assert episode.errors[0].type == "EnvServerGone" and "started anew" in episode.errors[0].message
+    run = start(env)
+    await server.wait(2)
+    await asyncio.sleep(0.3)
+    assert not run.done(), "the new server has it"
+    await server.answer(
+        server.seen[1], {"success": True, "error": None, "head": {"task": head(), "ok": True}, "traces": []}
+    )
+    assert (await run).ok
+
+
+async def test_a_server_that_is_gone_is_not_waited_for(env, server):
+    run = start(env)
+    await server.wait(1)
+    server.mute = True
+    episode = await asyncio.wait_for(run, 10)
+    assert episode.errors[0].type == "EnvServerGone" and "no answer" in episode.errors[0].message
+
+
+async def test_nonsense_fails_the_episode_and_no_other(env, server):
+    runs = [start(env), start(env), start(env)]
+    await server.wait(3)
+    await server.socket.send_multipart([server.seen[0][0], b"one frame too few"])
+    await server.answer(server.seen[0], b"\xc1 not msgpack")
+    await server.answer(server.seen[1], b"\xc1", b"delta")
+    await server.answer(
+        server.seen[1], {"success": True, "head": {"task": head(), "ok": True}, "traces": [{"id": "t"}]}
+    )
+    await server.answer(
+        server.seen[2], {"success": True, "error": None, "head": {"task": head(), "ok": True}, "traces": []}
+    )
+    first, second, third = await asyncio.gather(*runs)
+    assert not first.ok and not second.ok and third.ok
+
+
+async def test_cancelling_tells_the_server(env, server):
+    run = start(env)
+    await server.wait(1)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await server.wait(2)
+    assert server.seen[1][2] == b"cancel"
+    assert unpack(server.seen[1][3])["request_id"].encode() == server.seen[0][1]
+
+
+async def test_nobody_there_is_a_timeout():
+    client = Wire("tcp://127.0.0.1:9")
+    with pytest.raises(TimeoutError):
+        await client.start(0.5)
+    await client.close()
+
+
+def head():
+    return {"type": "T", "data": TASK.data}
