@@ -32,7 +32,7 @@ kind = "data"
 type = "pydoc-phrases"
 min_chars = 4
 max_chars = 8
-num_train = 3000
+num_train = 1500
 num_heldout = 16
 copy_share = 0.4
 """
