@@ -15,7 +15,7 @@ def slurm(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def until(ready: Callable[[], object], what: str, seconds: float = 90.0) -> object:
+def until(ready: Callable[[], object], what: str, seconds: float = 240.0) -> object:
     """The first true answer of `ready`."""
     deadline = time.monotonic() + seconds
     while not (found := ready()):

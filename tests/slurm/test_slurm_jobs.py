@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from slurm_tools import SOON, jobs, live, slurm, until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 PROFILE = ("--profile", "profiles/slurm", *SOON)
 TRAIN = "rule_train_"
 
@@ -109,7 +109,7 @@ def test_a_job_that_finished_without_a_driver_costs_nothing(toys):
 
 def test_ctrl_c_cancels_what_was_submitted_and_keeps_checkpoints(toys):
     """An attached driver leaves the job of a living one alone; the submitter's Ctrl-C cancels it; it resumes later."""
-    toys.env["TOY_SECONDS"] = "20"
+    toys.env["TOY_SECONDS"] = "12"
     first = toys.start(*PROFILE, "outputs/t/sft/weights")
     wait_for_steps(toys, 1)
     second = toys.start(*PROFILE, "outputs/t/sft/weights")
