@@ -30,6 +30,7 @@ OF_RULE = {rule: (stage, store.KIND_OF_STAGE[stage]) for stage, rule in RULE_OF.
     rule: ("train", kind) for kind, rule in EXPORT_RULE.items()
 }
 BUSY = ("timed out", "unable to contact", "busy", "temporarily", "connection refused")
+LEAD = 120  # seconds before the time limit at which a training saves and leaves
 ERRORS = 24  # lines of a failed job's log that are shown
 LATER = (
     "not available (",
@@ -166,12 +167,13 @@ def errors_in(log: Path) -> list[str]:
 
 
 def signals(job: Any) -> str:
-    """Options of sbatch for being cut off: requeue, and for a training the early signal of its time limit."""
-    lead = _table(artefact_of(job)).get("save_before_end") if job.name == "train" else None
-    runtime = job.resources.get("runtime")
-    if job.name != "train" or not runtime:
+    """Options of sbatch for being cut off: requeue, and for a training the early signal of its time limit, which may be
+    the partition's own."""
+    if job.name != "train":
         return " --requeue"
-    return f" --requeue --signal=B:USR1@{min(lead or 120, int(runtime) * 60 - 1)}"
+    lead = _table(artefact_of(job)).get("save_before_end") or LEAD
+    runtime = job.resources.get("runtime")
+    return f" --requeue --signal=B:USR1@{min(lead, int(runtime) * 60 - 1) if runtime else lead}"
 
 
 def _table(artefact: Artefact) -> dict[str, Any]:
@@ -193,8 +195,8 @@ def options(wanted: dict[str, Any], training: bool) -> list[str]:
     found += [f"--time={table['time']}"] if table["time"] else []
     found += [f"--mem={table['memory']}M"] if table["memory"] else []
     found.append("--requeue")
-    if training and table["time"]:
-        found.append(f"--signal=B:USR1@{table['save_before_end']}")
+    if training:
+        found.append(f"--signal=B:USR1@{table['save_before_end'] or LEAD}")
     return [*found, *table["extra"]]
 
 
