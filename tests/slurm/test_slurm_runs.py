@@ -327,7 +327,8 @@ def test_submission_by_the_entry_point(project):
     hurry(job)
     shown, _ = tail.communicate(timeout=200)
     assert tail.returncode == 0, shown
-    assert f"SLURM job {job} is running" in shown and "attempt 3 begins" in shown and "COMPLETED" in shown
+    for words in (f"SLURM job {job} is running", "is pending", "attempt 3 begins", "COMPLETED"):
+        assert words in shown, f"{words}: {shown}"
     rows = [json.loads(line) for line in metrics.read_text().splitlines() if "loss/mean" in line]
     assert [row["step"] for row in rows] == list(range(1, 41))
 

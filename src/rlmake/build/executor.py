@@ -250,13 +250,16 @@ class Executor(plugin.Executor):
             self.report_job_success(info)
             return True
         log = (info.aux or {}).get("slurm_logfile")
-        self.report_job_error(info, msg=self._obituary(info, end, log))
+        head, *errors = self._obituary(info, end, log)
+        self.logger.error("\n".join([f"Job {info.job.jobid} ({info.job.name}): {head}", *errors]))  # also when quiet
+        self.report_job_error(info, msg=f"{head}\n")
         return True
 
-    def _obituary(self, info: SubmittedJobInfo, end: slurm.End | None, log: Path | None) -> str:
+    def _obituary(self, info: SubmittedJobInfo, end: slurm.End | None, log: Path | None) -> list[str]:
+        """Lines: what SLURM says, then what the job itself said."""
         number = info.external_jobid
         if end is None:
-            return f"SLURM job {number} has vanished: neither queue nor accounts know it. It is submitted again.\n"
+            return [f"SLURM job {number} has vanished: neither queue nor accounts know it; it is submitted again"]
         code = f" (exit code {end.code})" if end.code else ""
         text = f"SLURM job {number} ended as {end.state}{code}"
         if end.state == "OUT_OF_MEMORY":
@@ -266,7 +269,7 @@ class Executor(plugin.Executor):
             _no_retry(info.job)
             text += f": {FINAL[end.code]}"
         errors = submission.errors_in(log) if log else []
-        return "\n".join([f"{text}; log: {log}", *(f"    {line}" for line in errors), ""])
+        return [f"{text}; log: {log}", *(f"    {line}" for line in errors)]
 
     def _say_state(self, info: SubmittedJobInfo, job: slurm.Job) -> None:
         """A line when a job's state changes, requeueing included."""
