@@ -36,7 +36,9 @@ def jobs(folder: Path) -> list[dict[str, str]]:
 
 
 def live(folder: Path) -> list[dict[str, str]]:
-    return [job for job in jobs(folder) if job["state"] in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")]
+    return [
+        job for job in jobs(folder) if job["state"] in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+    ]
 
 
 def hurry(job: str) -> None:

@@ -109,21 +109,21 @@ def test_a_job_that_finished_without_a_driver_costs_nothing(toys):
 
 def test_ctrl_c_cancels_what_was_submitted_and_keeps_checkpoints(toys):
     """An attached driver leaves the job of a living one alone; the submitter's Ctrl-C cancels it; it resumes later."""
-    toys.env["TOY_SECONDS"] = "12"
+    toys.env["TOY_SECONDS"] = "3"
     first = toys.start(*PROFILE, "outputs/t/sft/weights")
-    wait_for_steps(toys, 1)
+    wait_for_steps(toys, 3)
+    job = trainings(toys)[0]["id"]
+    slurm("scontrol", "suspend", job)  # however slow this machine is, the job does not end meanwhile
     second = toys.start(*PROFILE, "outputs/t/sft/weights")
     read_until(second, "attached to it, nothing submitted")
     second.send_signal(signal.SIGINT)
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=100)
     assert "left alone, another living driver submitted them" in output
-    wait_for_steps(toys, 2)
-    assert live(toys.root)
-    wait_for_steps(toys, 3)
+    assert trainings(toys)[0]["state"] == "SUSPENDED"
     first.send_signal(signal.SIGINT)
-    output, _ = first.communicate(timeout=60)
-    assert "cancelled: " in output and "checkpoints are kept" in output
-    until(lambda: not live(toys.root), "the job is gone", 40)
+    output, _ = first.communicate(timeout=100)
+    assert f"cancelled: {job}; checkpoints are kept" in output
+    until(lambda: not live(toys.root), "the job is gone", 60)
     toys.env["TOY_SECONDS"] = "0"
     build(toys, "outputs/t/sft/weights")
     assert "train t/sft from 2 to 4 " in toys.log()
