@@ -215,7 +215,7 @@ def test_a_time_limit_that_cuts_twice(project):
         until(lambda: project.training()["state"] == "RUNNING", f"life {life + 1}", 60)
     output = project.finish(driver)
     assert project.steps("sft") == list(range(1, 81)), "nothing twice, nothing left out"
-    assert project.submissions() == 1 and "was put back into the queue" in output
+    assert project.submissions() == 1, output
     assert len(list(project.logs("sft").glob("attempt_*"))) == 3
 
 
