@@ -56,6 +56,7 @@ class Executor(plugin.Executor):
         self._told: dict[str, str] = {}  # job → its state as it was last seen
         self._down_since: float | None = None
         self._cancelled = False
+        self._followed: dict[str, None] = {}  # jobs not known to have ended; Snakemake's list is empty during a look
         super().__init__(workflow, logger)  # starts the thread that looks at the queue
 
     def __post_init__(self, test_mode: bool = False) -> None:
@@ -188,6 +189,8 @@ class Executor(plugin.Executor):
         self.logger.info(
             f"Job {job.jobid} ({job.name} {get_job_wildcards(job)}): {what}" + (f" (log: {log})" * bool(log))
         )
+        if number != DONE:
+            self._followed[number] = None
         info = SubmittedJobInfo(job, external_jobid=number, aux={"slurm_logfile": log})
         self._report_job_submission_threadsafe(info)
 
@@ -232,6 +235,7 @@ class Executor(plugin.Executor):
                     self._say_state(info, job)
                 yield info
                 continue
+            self._followed.pop(number, None)
             ended += 1
         current = self.next_seconds_between_status_checks or start
         self.next_seconds_between_status_checks = start if ended else min(SLOWEST, max(start, current * 1.3))
@@ -290,7 +294,8 @@ class Executor(plugin.Executor):
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """At Ctrl-C: cancel what this driver submitted, and what drivers submitted that are dead."""
         self._cancelled = True  # what is being submitted in this moment is cancelled where it is
-        numbers = [info.external_jobid for info in active_jobs if info.external_jobid not in (None, DONE)]
+        foreign = [info.external_jobid for info in active_jobs if info.external_jobid not in (None, DONE)]
+        numbers = list(dict.fromkeys([*self._followed, *foreign]))
         mine = [number for number in numbers if not self._driver.of_another(number)]
         if left := sorted(set(numbers) - set(mine)):
             self.logger.info(f"left alone, another living driver submitted them: SLURM jobs {', '.join(left)}")
