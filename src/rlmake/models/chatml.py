@@ -90,14 +90,12 @@ class ChatMLRenderer:
     def __init__(self, tokenizer: Any, config: ChatMLRendererConfig | None = None):
         self.config = config or ChatMLRendererConfig()
         self._tokenizer = tokenizer
-        self._start, self._end, self._pad = (self._id(token) for token in (START, END, PAD))
-        self._call, self._call_end = self._id(CALL), self._id(CALL_END)
-
-    def _id(self, token: str) -> int:
-        found = self._tokenizer.convert_tokens_to_ids(token)
-        if not isinstance(found, int) or found == self._tokenizer.unk_token_id:
-            raise ValueError(f"the tokenizer has no token {token}, which ChatML needs")
-        return found
+        known = tokenizer.get_vocab()
+        if missing := [token for token in (START, END, PAD) if token not in known]:
+            raise ValueError(f"the tokenizer has no token {missing[0]}, which ChatML needs")
+        self._start, self._end, self._pad = known[START], known[END], known[PAD]
+        # A tokenizer without the marks of calls (SmolLM2's) writes them as text, and replies are not searched for them.
+        self._call, self._call_end = known.get(CALL), known.get(CALL_END)
 
     def render(
         self, messages: list, *, tools: list | None = None, add_generation_prompt: bool = False
@@ -160,7 +158,7 @@ class ChatMLRenderer:
         """The message of a completion: its text as it stands, and tool calls where there are any."""
         stops = set(self.get_stop_token_ids())
         ids = next((token_ids[:at] for at, token in enumerate(token_ids) if token in stops), token_ids)
-        if self._call not in ids:
+        if self._call is None or self._call not in ids:
             return ParsedResponse(content=decode(self._tokenizer, ids))
         found = parse_qwen3(
             self._tokenizer, ids, stop_ids=stops, tool_call_id=self._call, tool_call_end_id=self._call_end
