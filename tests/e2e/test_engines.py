@@ -30,7 +30,7 @@ num_infer_gpus = 0
 cpu_threads = 1
 [weight_broadcast]
 {transfer}
-timeout = 240
+timeout = 1200
 [inference]
 check_weights = true
 {engine}
