@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 ENGINE := blake3 httpx loguru msgspec prime-pydantic-config safetensors setproctitle tomli tomlkit
 
-.PHONY: env demo algorithms test test-slurm test-crash test-vllm lint bench bench-plan bench-rl bench-export smollm2 test-browser bench-dashboard soak clean vllm vllm-cpu
+.PHONY: env demo algorithms test test-slurm test-crash test-vllm lint bench bench-plan bench-rl bench-export smollm2 test-browser bench-dashboard soak clean vllm vllm-cpu bench-trainer bench-trainer-cpu
 
 env: $(STAMP)
 
@@ -101,6 +101,14 @@ test-vllm: env vllm-cpu
 # What a plan costs, from 100 to 10,000 jobs and more; see docs/benchmarks.md.
 bench-plan: env
 	$(BIN)/python benchmarks/bench_plan.py --floor
+
+# The trainer on one GPU: roofline, TRL in the same run where trl, liger-kernel, accelerate are installed; start-up; a killed run.
+bench-trainer: env
+	$(BIN)/python benchmarks/bench_trainer.py --out bench-trainer.json
+
+# The trainer on the CPU against a bare PyTorch loop.
+bench-trainer-cpu: env
+	$(BIN)/python benchmarks/bench_trainer_cpu.py
 
 lint: env
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/snakefmt --check Snakefile rules

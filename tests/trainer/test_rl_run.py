@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from test_sft_run import ledger, tensors
-from trainer_worlds import Ranks
+from trainer_worlds import Ranks, one_rank
 
 from rlmake import checkpoint as records
 from rlmake.config import TrainerConfig, parse
@@ -22,7 +22,7 @@ from rlmake.core.rundir import RunContext, step_dir
 from rlmake.models import exact, loading, lora
 from rlmake.models.logprobs import score
 from rlmake.monitors import read
-from rlmake.trainer import rl
+from rlmake.trainer import process, rl
 from rlmake.transport import Batch, LossCounts, MicroBatch, WeightReceiver, open_sender
 
 STEPS = 6
@@ -272,3 +272,16 @@ def test_counts_that_do_not_fit_the_rows_are_refused(config, tmp_path):
     orchestrator.stop = True
     orchestrator.join(timeout=30)
     assert "its counts" in log and "Traceback" not in log
+
+
+def test_made_up_batches_need_nobody_and_a_trace_is_written(config, tmp_path):
+    path = tmp_path / "run"
+    fake = {"fake": {"batch_size": 2, "generate_samples": True}}
+    trace = tmp_path / "trace.json"
+    Ranks(1, rl.train, config(path, data=fake, max_steps=2, ckpt={"interval": 2})).finish()
+    rows = [row.metrics for row in read(path) if "loss/mean" in row.metrics]
+    assert len(rows) == 2 and {"loss/rl", "loss/ce", "loss/ref_kl"} <= rows[0].keys()
+    assert records.read(step_dir(path, 2))["step"] == 2 and not (path / "broadcasts").exists()
+    with one_rank() as world, process.traced(str(trace), world):
+        torch.ones(2) @ torch.ones(2)
+    assert json.loads(trace.read_text())["traceEvents"]

@@ -163,6 +163,29 @@ def test_one_rank_then_two_then_one_goes_on_with_the_same_rows(config, tmp_path)
         assert other == pytest.approx(loss, rel=1e-5) and other_norm == pytest.approx(norm, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "model"), [(2, {"cp": 2}), (2, {"dp_replicate": 2}), (4, {"cp": 2, "dp_replicate": 2})]
+)
+def test_shared_rows_and_copies_of_the_model_change_only_rounding(config, tmp_path, ranks, model):
+    """Context parallelism (two query heads, one key-value head), replicas, both."""
+    one, many = tmp_path / "one", tmp_path / "many"
+    run(config(one, max_steps=3, scheduler=CONSTANT, model={"attn": "varlen"}))
+    run(config(many, max_steps=3, scheduler=CONSTANT, model={"attn": "varlen", **model}), ranks)
+    assert [ledger(one)[n]["samples"] for n in range(1, 4)] == [ledger(many)[n]["samples"] for n in range(1, 4)]
+    for (loss, norm, *_), (other, other_norm, *_) in zip(*map(trace, (one, many)), strict=True):
+        assert other == pytest.approx(loss, rel=1e-5) and other_norm == pytest.approx(norm, rel=1e-4)
+    a, b = tensors(one, 3), tensors(many, 3)
+    assert all(torch.allclose(a[key], b[key], atol=1e-4) for key in a if key.startswith("model."))
+
+
+@pytest.mark.parametrize("targets", [["norm"], ["mlp", "attn_proj"]])
+def test_selective_recomputation_changes_no_byte(config, tmp_path, targets):
+    plain, again = tmp_path / "plain", tmp_path / "again"
+    run(config(plain, max_steps=2, scheduler=CONSTANT))
+    run(config(again, max_steps=2, scheduler=CONSTANT, model={"ac": {"mode": "selective", "targets": targets}}))
+    assert trace(plain) == trace(again)
+
+
 def test_micro_batches_change_only_rounding(config, tmp_path):
     runs = [tmp_path / "one", tmp_path / "four"]
     for path, size in zip(runs, (1, 4), strict=True):

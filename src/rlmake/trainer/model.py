@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from loguru import logger
 from torch import nn
 
 from rlmake.models import exact, loading, lora, packed
@@ -25,6 +26,8 @@ def load_model(config: Any) -> tuple[nn.Module, dict[str, Any]]:
     )
     if is_exact:
         exact.require(model.config)
+    if getattr(model.config, "attention_dropout", 0):
+        logger.warning(f"{table.name}: attention_dropout = {model.config.attention_dropout} is not applied")
     if table.freeze_moe_router:
         for router in plan_of(model.config.model_type).routers(model):
             router.requires_grad_(False)
