@@ -65,7 +65,15 @@ interval = 1
 keep_last = 2
 """
 VICTIMS = ("PRL::Inference", "PRL::EnvServer", "PRL::Orchestrator", "PRL::Trainer", "launcher")
-WHEN = ("", "evaluations", "evaluations of two tasks", "engine metrics", "checkpoints", "asynchronous mode")
+WHEN = (
+    "",
+    "evaluations",
+    "evaluations of two tasks",
+    "engine metrics",
+    "checkpoints",
+    "asynchronous mode",
+    "an rl loss",
+)
 
 
 class Run:

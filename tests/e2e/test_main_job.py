@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlmake.core import jsonio
+from rlmake.monitors import names
+from rlmake.monitors.rows import HEAD
 
 ALL = ("outputs/toy/rl/weights", "outputs/toy/rl/evals/toy", "outputs/toy/sft/evals/toy", "outputs/toy/rl/report.html")
 NOTHING = "Nothing to be done"
@@ -53,6 +55,12 @@ def test_the_main_job(toy):
     rows = [json.loads(line) for line in (run / "monitors/file/metrics.jsonl").read_text().splitlines()]
     mismatch = [row["mismatch_kl/all/max"] for row in rows if "mismatch_kl/all/max" in row]
     assert mismatch[0] == 0.0, "trainer and engine agree bit for bit on the first, on-policy, batch"
+    logged = {(row["producer"], key) for row in rows for key in row}
+    mine = [metric for metric in names.METRICS if metric.when in ("", "engine metrics", "checkpoints", "an rl loss")]
+    expected = [(metric.producer, name) for metric in mine for name in names.expand(metric, ["reverse-text"])]
+    assert [one for one in expected if one not in logged] == []
+    told = [(who, key) for who, key in sorted(logged) if who in ("orch", "trainer") and key not in HEAD]
+    assert [one for one in told if names.find(one[1], one[0]) is None] == []
     assert NOTHING in toy.plan(*ALL)
 
     # The exported weights load in transformers and hold finite numbers.

@@ -9,7 +9,8 @@ from rlmake.monitors import names
 def test_each_name_leads_back_to_its_entry(metric):
     assert metric.section in names.SECTIONS and metric.text.endswith(".")
     for name in names.expand(metric, ["a", "b"], ["c"], ["agent"], [1, 8]):
-        assert names.find(name, metric.producer).pattern == metric.pattern
+        found = names.find(name, metric.producer)  # or a more literal one, where the list has both
+        assert found is metric or found.pattern.count("{") < metric.pattern.count("{")
 
 
 def test_no_name_is_listed_twice():

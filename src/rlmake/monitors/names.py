@@ -6,6 +6,7 @@ of a real run. A pattern has these placeholders:
     {scope}    all, or a training environment            {agg}     agg, or a training environment
     {env}      a training environment                    {eval}    an evaluation environment
     {subset}   all (finished), effective (trained on)    {stat}    mean, max, min, p10, p90
+    {token_stat}  mean, median, std, min, max over tokens
     {agent}    a role of an environment                  {k}       samples per task: powers of two, and the group's size
     {name}     whatever an environment or a configuration names
 """
@@ -18,6 +19,7 @@ from itertools import product
 
 Producer = str  # "orch", "trainer" or "eval"
 STATS = ("mean", "max", "min", "p10", "p90")
+TOKEN_STATS = ("mean", "median", "std", "min", "max")
 SUBSETS = ("all", "effective")
 SECTIONS = ("train", "eval", "stability", "inference", "performance")
 
@@ -139,9 +141,17 @@ METRICS = (
     _page("mismatch_kl/{scope}/std", "trainer", "stability", "Its spread over tokens.", overview=False),
     _page("mismatch_kl/{scope}/max", "trainer", "stability", "Its largest value.", overview=False),
     _page("entropy/{scope}/mean", "trainer", "stability", "Entropy of the policy's distribution in nats per token."),
-    _page("is_masked/mean", "trainer", "stability", "Share of tokens that the trust region of IPO masks."),
-    Metric("masked_mismatch_kl/mean", "trainer", "stability", "mismatch_kl of masked tokens.", "masked tokens"),
-    Metric("unmasked_mismatch_kl/mean", "trainer", "stability", "mismatch_kl of the others."),
+    _page(
+        "is_masked/mean", "trainer", "stability", "Share of tokens that the trust region of IPO masks.", "an rl loss"
+    ),
+    Metric("mismatch_kl/{scope}/{token_stat}", "trainer", "stability", "The same over tokens."),
+    Metric("entropy/{scope}/{token_stat}", "trainer", "stability", "The same over tokens."),
+    Metric("ref_kl/{scope}/{token_stat}", "trainer", "stability", "KL to the reference.", "opd, opsd"),
+    Metric("nll/{scope}/{token_stat}", "trainer", "stability", "Cross-entropy of ce tokens.", "echo, sft"),
+    Metric("is_masked/{token_stat}", "trainer", "stability", "Tokens that the loss masks.", "an rl loss"),
+    Metric("is_clamped/{token_stat}", "trainer", "stability", "Tokens with a capped ratio.", "an rl loss"),
+    Metric("masked_mismatch_kl/{token_stat}", "trainer", "stability", "mismatch_kl of those.", "masked tokens"),
+    Metric("unmasked_mismatch_kl/{token_stat}", "trainer", "stability", "mismatch_kl of the others.", "an rl loss"),
     Metric("kl_ent_ratio/mean", "trainer", "stability", "mismatch_kl over entropy."),
     _page(
         "optim/grad_norm", "trainer", "stability", "Norm of the gradient before clipping; spikes precede divergence."
@@ -231,7 +241,7 @@ def expand(
     envs = list(envs)
     values = {
         "scope": ["all", *envs], "agg": ["agg", *envs], "train": ["train", *envs], "env": envs, "eval": [*eval_envs],
-        "subset": SUBSETS, "stat": STATS, "agent": [*agents], "k": [str(k) for k in ks],
+        "subset": SUBSETS, "stat": STATS, "token_stat": TOKEN_STATS, "agent": [*agents], "k": [str(k) for k in ks],
         "latency": LATENCIES, "quantile": QUANTILES, "name": [],
     }  # fmt: skip
     fields = _fields(metric.pattern)
@@ -255,7 +265,9 @@ def _fields(pattern: str) -> list[str]:
 
 @functools.cache
 def _regex(pattern: str) -> re.Pattern[str]:
-    classes = {"name": ".+", "k": r"\d+", "subset": "all|effective", "stat": "|".join(STATS)}
+    classes = {"name": ".+", "k": r"\d+", "subset": "all|effective", "stat": "|".join(STATS)} | {
+        "token_stat": "|".join(TOKEN_STATS)
+    }
     classes |= {"latency": "|".join(LATENCIES), "quantile": "|".join(QUANTILES)}
     parts = re.split(r"{(\w+)}", pattern)
     return re.compile(
