@@ -123,7 +123,7 @@ def measure(outputs: Path) -> dict[str, float]:
             page = browser.new_page(viewport={"width": 1280, "height": 860})
             start = time.perf_counter()
             page.goto(server.url + path, wait_until="commit")
-            page.wait_for_function(ready, timeout=120_000, polling=20)
+            page.wait_for_function(f"() => {ready}", timeout=120_000, polling=20)
             found[name] = time.perf_counter() - start
             page.close()
 

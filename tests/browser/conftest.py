@@ -48,7 +48,7 @@ class Tab:
 
     def __init__(self, browser, url, width=1280, height=860, theme="light"):
         self.page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(90_000)  # of a machine that does much else
         self.url, self.faults, self.foreign = url, [], []
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("console", lambda message: message.type == "error" and self.faults.append(message.text))

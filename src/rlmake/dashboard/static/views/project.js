@@ -11,7 +11,7 @@ const WORDS = { ready: "ready", stale: "to be made anew", missing: "not built", 
 export async function show(main, place, scope) {
   let only = place.state || "", text = place.q || "", mark = "", last = null;
   const tools = h("div", { class: "bar sticky" }), note = h("div", {}), body = h("div", {});
-  fill(main, h("div", { class: "bar" }, h("h1", {}, "Experiments"), h("span", { style: { flex: "1" } }), h("button", { onclick: () => round(true) }, "Plan again")), tools, note, body);
+  fill(main, h("div", { class: "bar" }, h("h1", {}, "Experiments"), h("span", { style: { flex: "1" } }), h("button", { onclick: () => round(true) }, "Plan again")), tools, note, fill(body, empty("Reading the experiments…")));
   const round = async (force = false) => {
     const { projects } = await get("project", { force }, scope);
     const project = projects.find((one) => one.document || one.fault || one.planning);
