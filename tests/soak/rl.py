@@ -30,7 +30,7 @@ MOMENTS = [
     Moment("shipping", "rlmake.orchestrator.orchestrator:Orchestrator._ship", 4, 0.02),
 ]
 INTERVAL = 2
-STEPS_A_KILL = 4
+STEPS_A_KILL = 3
 SECONDS = 600  # for an attempt
 
 FILE = """

@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compare
+from loguru import logger
 from moments import Kill, Moment
 
 from rlmake import checkpoint
@@ -103,8 +104,10 @@ class Soak:
         print(f"  kill {row.number}: {kill}", flush=True)
 
     def attempt(self, kill: Kill | None) -> int:
-        self.attempts += 1
         newest = checkpoint.newest(self.run)
+        if newest == self.steps:
+            return 0
+        self.attempts += 1
         return self.start(self.run, self.steps, newest, self.attempts, kill)
 
     def judge(self, whole: bool = False) -> None:
@@ -121,8 +124,9 @@ class Soak:
                 row.verdict = "FAILED" if odd else "passed"
         for text in odd:
             print(f"  DIFFERS: {text}", flush=True)
-        if odd and not whole:  # so that the next kill is judged by itself
-            shutil.rmtree(self.run / "checkpoints")
+        if odd and not whole:
+            shutil.move(self.run / "checkpoints", self.run / f"odd-{len(self.rows)}")
+            # So that the next kill is judged by itself.
             shutil.copytree(self.reference / "checkpoints", self.run / "checkpoints")
 
     def faults(self, step: int) -> list[str]:
@@ -174,7 +178,7 @@ def of_rl(root: Path, kills: int, rng: random.Random) -> list[Row]:
     import rl
 
     places = rl.prepare(root / "rl")
-    steps = rl.STEPS_A_KILL * max(kills, 1) + rl.INTERVAL
+    steps = max(8, rl.STEPS_A_KILL * kills + rl.INTERVAL)
 
     def start(run: Path, steps: int, resume: int | None, attempt: int, kill: Kill | None) -> int:
         return rl.attempt(places, run, steps, resume, kill, keep_all="reference" in run.name)
@@ -190,6 +194,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder to work in and leave behind")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**6)
+    logger.remove()  # checkpoints that a kill left unfinished are expected here
     print(f"soak: {arguments.kills} kills, --seed {seed}", flush=True)
     root = arguments.keep or Path(tempfile.mkdtemp(prefix="rlmake-soak-"))
     root.mkdir(parents=True, exist_ok=True)
