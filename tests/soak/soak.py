@@ -126,8 +126,9 @@ class Soak:
             print(f"  DIFFERS: {text}", flush=True)
         if odd and not whole:
             shutil.move(self.run / "checkpoints", self.run / f"odd-{len(self.rows)}")
-            # So that the next kill is judged by itself.
-            shutil.copytree(self.reference / "checkpoints", self.run / "checkpoints")
+            for step in (step for step in checkpoint.steps(self.reference) if step <= max(new)):
+                # So that the next kill is judged by itself.
+                shutil.copytree(step_dir(self.reference, step), step_dir(self.run, step))
 
     def faults(self, step: int) -> list[str]:
         if faults := checkpoint.verify(step_dir(self.run, step)):
