@@ -20,7 +20,7 @@ from rlmake.core import procs
 from rlmake.envs import data
 from rlmake.monitors import names
 
-STEPS = 8
+STEPS = 14  # the kills come at steps 1 to 7 or so
 CONFIG = """
 model.name = "{model}"
 max_steps = {steps}
@@ -64,7 +64,7 @@ lr = 1e-3
 interval = 1
 keep_last = 2
 """
-VICTIMS = ("PRL::Inference", "PRL::EnvServer", "PRL::Orchestrator", "PRL::Trainer", "launcher")
+VICTIMS = ("rlmake.inference.server", "PRL::EnvServer", "PRL::Orchestrator", "rlmake.trainer.rl", "launcher")
 WHEN = (
     "",
     "evaluations",
