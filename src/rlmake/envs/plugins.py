@@ -40,7 +40,7 @@ def start_worker(level: str | None = None) -> None:
     level = {"TRACE": "DEBUG", "SUCCESS": "INFO"}.get(level, level)  # loguru's levels that `logging` has not
     form = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
     logging.basicConfig(stream=sys.stdout, level=level, format=form, datefmt="%H:%M:%S")
-    for noisy in ("httpx", "aiohttp.access", "openai"):
+    for noisy in ("httpx", "httpx2", "mcp", "aiohttp.access", "openai"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     register()
     light_tokenizers()
