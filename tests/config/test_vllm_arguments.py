@@ -50,3 +50,17 @@ def test_a_run_that_shares_its_gpus_sends_files():
     assert apart.weight_broadcast.type == "nccl" and apart.inference.engine == "vllm"
     with pytest.raises(ConfigError, match="share_gpus is true"):
         parsed("RLConfig", deployment=place, weight_broadcast={"type": "nccl"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "cpu"}, "packs its parameters anew"),
+        ({"vllm": {"quantization": "fp8"}}, "quantization = 'fp8'"),
+        ({"vllm": {"tensor_parallel_size": 2}}, "several GPUs"),
+    ],
+)
+def test_weights_that_cannot_be_compared(changes, message):
+    with pytest.raises(ConfigError, match="check_weights") as error:
+        parse(InferenceConfig, {"engine": "vllm", "device": "cuda", "check_weights": True} | changes)
+    assert message in str(error.value)

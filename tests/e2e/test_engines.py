@@ -32,7 +32,6 @@ cpu_threads = 1
 {transfer}
 timeout = 1200
 [inference]
-check_weights = true
 {engine}
 [inference.vllm]
 max_model_len = 64
@@ -84,7 +83,7 @@ def run(folder: Path, parts: dict, engine: str, transfer: str, *flags: str, opti
         **parts,
         steps=STEPS,
         transfer=transfer,
-        engine=f'engine = "vllm"\npython = "{VLLM_PYTHON}"' if vllm else "",
+        engine=f'engine = "vllm"\npython = "{VLLM_PYTHON}"' if vllm else "check_weights = true",
         options=('dtype = "float32"\nenforce_eager = true\n' if vllm else "") + options,
         asynchronous="max_off_policy_steps = 1" if vllm else "",
     )
@@ -96,8 +95,8 @@ def run(folder: Path, parts: dict, engine: str, transfer: str, *flags: str, opti
     return folder / "outputs" / "run"
 
 
-def check(run_dir: Path, bound: float) -> None:
-    """Rewards are finite, versions advance, and trainer and engine agree."""
+def check(run_dir: Path, bound: float, line: str) -> None:
+    """Rewards are finite, versions advance, and trainer and engine agree. `line`: in the server's log, per version."""
     rows: dict[int, dict] = {}
     for row in read(run_dir / "monitors" / "file" / "metrics.jsonl"):
         rows.setdefault(row.step, {}).update(row.metrics)
@@ -109,7 +108,7 @@ def check(run_dir: Path, bound: float) -> None:
         assert rewards and all(map(math.isfinite, rewards))
         assert rows[step]["mismatch_kl/all/mean"] <= bound, rows[step]["mismatch_kl/all/mean"]
     log = (run_dir / "logs" / "latest" / "inference.log").read_text()
-    assert log.count("check_weights: all ") == STEPS + 1, log[-3000:]
+    assert log.count(line) == STEPS + 1, log[-3000:]
 
 
 @pytest.mark.skipif("transformers" not in ENGINES, reason="the other engine's turn")
@@ -118,7 +117,7 @@ def test_a_group_brings_the_same_weights_as_files_do(tmp_path, parts):
     for name, transfer in (("files", FILES), ("group", GROUP)):
         (tmp_path / name).mkdir()
         run_dir = run(tmp_path / name, parts, "transformers", transfer)
-        check(run_dir, bound=0.0)
+        check(run_dir, 0.0, "check_weights: all ")
         record = json.loads((run_dir / "broadcasts" / f"step_{STEPS}" / "version.json").read_text())
         assert record["transport"] == {"files": "filesystem", "group": "nccl"}[name]
         done = json.loads((run_dir / "checkpoints" / f"step_{STEPS}" / "COMPLETE").read_text())
@@ -131,4 +130,4 @@ def test_a_group_brings_the_same_weights_as_files_do(tmp_path, parts):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("transfer", [FILES, GROUP], ids=["files", "group"])
 def test_rl_with_vllm(tmp_path, parts, transfer):
-    check(run(tmp_path, parts, "vllm", transfer), bound=0.01)
+    check(run(tmp_path, parts, "vllm", transfer), 0.01, "weights v")

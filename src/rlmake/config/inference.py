@@ -150,9 +150,23 @@ class InferenceConfig(Config):
         check_env_vars(self.env_vars)
         if self.deployment.type == "multi_node" and self.slurm is None:
             raise Refused(("deployment.type", "multi_node needs [slurm]"))
+        if self.check_weights and self.engine == "vllm" and (reason := self._uncheckable()):
+            raise Refused(("check_weights", reason))
         if self.engine == "transformers" and (faults := self._unread()):
             raise Refused(faults)
         return self
+
+    def _uncheckable(self) -> str | None:
+        """Why vLLM's parameters are not those that were sent, bit for bit."""
+        if self.device == "cpu":
+            return (
+                "vLLM on the CPU packs its parameters anew; it can compare on a GPU, and the embedded engine anywhere"
+            )
+        if self.vllm.quantization is not None:
+            return f"with quantization = '{self.vllm.quantization}' the engine's parameters are others"
+        if self.gpus_per_engine > 1:
+            return "an engine over several GPUs holds parts of the parameters only"
+        return None
 
     @property
     def gpus_per_engine(self) -> int:
