@@ -85,7 +85,7 @@ def run(folder: Path, parts: dict, engine: str, transfer: str, *flags: str, opti
         transfer=transfer,
         engine=f'engine = "vllm"\npython = "{VLLM_PYTHON}"' if vllm else "check_weights = true",
         options=('dtype = "float32"\nenforce_eager = true\n' if vllm else "") + options,
-        asynchronous="max_off_policy_steps = 1" if vllm else "",
+        asynchronous="concurrency.max_inflight = 16" if vllm else "",
     )
     (folder / "rl.toml").write_text(text)
     command = [sys.executable, "-c", "from rlmake.cli.main import rl; rl()", "@", "rl.toml", *flags]
