@@ -105,6 +105,12 @@ def test_names_and_places_do_not_count(project, tmp_path):
     registry = Registry.load()
     assert registry.work("t/again") is registry.work("t/warm")
     assert registry.work("t/warm").facts["runs"] == ["t/again", "t/warm"]
+    shutil.copy("experiments/t/warm.toml", "experiments/t/longer.toml")
+    project("t/longer.toml", "max_steps = 4", "max_steps = 6")
+    registry = Registry.load()
+    longer, warm = (registry.artefact(Target(f"t/{name}", "weights")) for name in ("longer", "warm"))
+    assert longer.fingerprint == warm.fingerprint and (longer.step, warm.step) == (6, 4), "each ends at its own step"
+    Path("experiments/t/longer.toml").unlink()
     moved = tmp_path / "moved"
     moved.mkdir()
     shutil.move("experiments", moved)

@@ -83,6 +83,10 @@ def explain(job: PlannedJob, registry: Registry, needs: Needs, estimates: Estima
     artefact = job.artefact
     work = registry.works[artefact.stage, artefact.fingerprint]
     run = work.facts["runs"][0]
+    if artefact.stage == "train":  # of several names the one that ends here
+        ends = (name for name in work.facts["runs"] if registry.work(name).last_step == artefact.step)
+        run = next(ends, run)
+        work = registry.work(run)
     if Path(job.output) in needs.stale:
         reason, found = needs.stale[Path(job.output)], []
     else:

@@ -164,7 +164,10 @@ class Registry:
         runs = known.facts.setdefault("runs", [])
         if name not in runs:
             runs.append(name)
-        return known
+        if (work.last_step, work.interval) == (known.last_step, known.interval):
+            return known
+        work.facts = known.facts  # one training under two names that end at different steps
+        return work
 
     def target(self, path: str) -> Target:
         """Take a target's path apart. Raises `UserError` when there is no such thing."""

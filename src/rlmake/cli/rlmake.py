@@ -199,6 +199,8 @@ def _state(registry: Any, name: str) -> str:
         link = Path(path)
         if publish.points(link, artefact.path) and store.finished(artefact):
             found.append(leaf)
+        elif failed := registry.failure(artefact):
+            found.append(f"{leaf} ({' '.join(failed)})")
         elif link.is_symlink():
             found.append(f"{leaf} (of another version)")
         else:
