@@ -70,3 +70,14 @@ def test_a_process_on_a_node_has_its_own_gpus_and_leaves_sigterm_to_the_launcher
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr == "error: 2 GPUs are wanted here and SLURM gives 1\n"
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_components_over_nodes_know_their_allocation(job, tmp_path, monkeypatch):
+    from rlmake.launch.attempt import allocate
+    from rlmake.launch.nodes import NodeComponents
+
+    monkeypatch.setattr(Allocation, "check_sees", lambda self, folder: None)
+    found = Allocation.of(MultiNode(gpus_per_node=0, num_train_nodes=1), managed=True, beside_engines=True)
+    assert found.orchestrator == found.inference[0] == "n1"
+    components = NodeComponents.of(None, allocate(tmp_path), found)
+    assert components.allocation is found and components._engines == {}

@@ -29,8 +29,9 @@ class Allocation:
     address: dict[str, str]
 
     @classmethod
-    def of(cls, place: MultiNode, managed: bool) -> "Allocation":
-        """Place the roles on the nodes of this job. Raises `UserError` outside of a job, or when it has too few."""
+    def of(cls, place: MultiNode, managed: bool, beside_engines: bool = False) -> "Allocation":
+        """Place the roles on the nodes of this job; `beside_engines`: orchestrator and env servers on the first
+        inference node, if there is one. Raises `UserError` outside of a job, or when it has too few."""
         job = slurm.own_job()
         if job is None:
             raise UserError("deployment.type = 'multi_node' runs in a SLURM job: submit it with [slurm], or use salloc")
@@ -41,6 +42,8 @@ class Allocation:
             raise UserError(f"deployment: {text}")
         inference, trainer = tuple(nodes[:count]), tuple(nodes[count:wanted])
         orchestrator = inference[-1] if place.orchestrator_on_inference and inference else trainer[0]
+        if beside_engines and inference:
+            orchestrator = inference[0]
         return cls(job, inference, trainer, orchestrator, place.gpus_per_node, slurm.addresses(nodes[:wanted]))
 
     @property

@@ -28,7 +28,7 @@ class NodeComponents(Components):
     @classmethod
     def of(cls, ctx: RunContext, attempt: Attempt, allocation: Allocation) -> "NodeComponents":
         allocation.check_sees(attempt.config_dir)
-        return cls(ctx, attempt, allocation)
+        return cls(ctx, attempt, allocation=allocation)
 
     def _start(self, supervisor: Supervisor, name: str, command: list[str], env: dict[str, str], log: Path, **options):
         """Orchestrator and env servers: beside one another."""

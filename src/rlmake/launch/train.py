@@ -140,7 +140,8 @@ def place(cfg: TrainConfig) -> Allocation | None:
     """The nodes of a run over several of them; None: this host."""
     if cfg.deployment.type == "single_node":
         return None
-    return Allocation.of(cfg.deployment, managed=cfg.inference is not None)
+    beside_engines = isinstance(cfg, SFTConfig)  # an SFT's evaluation runs where its engines do
+    return Allocation.of(cfg.deployment, managed=cfg.inference is not None, beside_engines=beside_engines)
 
 
 def supervisor_of(cfg: TrainConfig, ctx: RunContext, allocation: Allocation | None) -> Supervisor:
