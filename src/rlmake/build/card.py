@@ -278,7 +278,7 @@ def readme(card: dict[str, Any]) -> str:
         lines += results
     lines += ["---", "", f"# {name}", ""]
     step = f", step {card['step']}" if card["step"] is not None else ""
-    lines.append(f"Made by {WORDS.get(card['work'], card['work'])}{step}; format: {_format(card)}.")
+    lines.append(f"Origin: {WORDS.get(card['work'], card['work'])}{step}. Format: {_format(card)}.")
     if card["origin"] != "built":
         lines.append(f"It was {card['origin']}, not built here: {card['facts'].get('source', 'see card.json')}.")
     for record in card["accepted"]:
