@@ -35,14 +35,15 @@ def main(argv: list[str] | None = None) -> None:
     cfg = load_resolved(EnvServerConfig, argv[1])
     log.setup(f"env:{cfg.name}", cfg.log.level)
     _check_free(cfg.address)
-    asyncio.run(_serve(cfg, RunContext.from_env(cfg.output_dir), argv[1]))
+    asyncio.run(_serve(cfg, RunContext.from_env(cfg.output_dir or "."), argv[1]))
 
 
 async def _serve(cfg, ctx: RunContext, file: str) -> None:
     """Until SIGTERM or SIGINT, or until no worker can be started."""
     broker = Broker(cfg, worker_command(file), os.environ)
-    path = Path(cfg.address_file) if cfg.address_file else address.address_file(ctx, cfg.split, cfg.name)
-    address.publish(path, broker.address, ctx, cfg.name)
+    if cfg.address_file or cfg.output_dir:  # else its address was given, and is known where it is used
+        path = Path(cfg.address_file) if cfg.address_file else address.address_file(ctx, cfg.split, cfg.name)
+        address.publish(path, broker.address, ctx, cfg.name)
     logger.info(f"environment {cfg.name}: {broker.address}, at most {cfg.max_workers} workers")
     task = asyncio.ensure_future(broker.run())
     for number in (signal.SIGTERM, signal.SIGINT):
