@@ -5,8 +5,29 @@ import { go } from "./router.js";
 
 const KEYS = ["run", "tab", "step", "kind", "subset", "episode", "line", "trace", "branch", "report"];
 
+const BACKGROUND_MS = 60000;
+let source = null, timer = 0;
+
+// A browser keeps six connections to one server, so a tab that has long been in the background lets go of its own.
 export function listen() {
-  const source = new EventSource("/api/view/events");
+  connect();
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(timer);
+    if (document.hidden) timer = setTimeout(close, BACKGROUND_MS);
+    else connect();
+  });
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", connect);
+}
+
+function close() {
+  source?.close();
+  source = null;
+}
+
+function connect() {
+  if (source) return;
+  source = new EventSource("/api/view/events");
   source.addEventListener("view", (event) => {
     let command;
     try { command = JSON.parse(event.data); } catch { return; }
@@ -16,5 +37,4 @@ export function listen() {
     go(pairs);
     toast(command.replayed ? "Shown: what was asked for before this page was open." : "Shown: what an agent or script asked for.");
   });
-  addEventListener("pagehide", () => source.close());
 }

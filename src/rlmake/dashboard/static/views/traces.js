@@ -80,7 +80,7 @@ export async function show(main, place, scope) {
       h("div", { class: "axis" }, h("span", {}, found.total ? text(found.start) : ""), select(BINS, key, (value) => { f.bins = value; change({ bins: value }); histogram(); }, "Histogram of"), h("span", {}, found.total ? text(found.end) : "")));
   };
 
-  let seen = "";
+  let seen = "", counted = 0, asked = "";
   const load = async () => {
     try {
       const answer = await ofRun(run, "episodes", { ...filters(), sort: f.sort || "arrival", order: f.order || "desc", offset: f.offset, limit: PAGE, etag }, scope);
@@ -90,6 +90,11 @@ export async function show(main, place, scope) {
       const cursor = [...table.querySelectorAll("tr.pick")].findIndex((row) => row.classList.contains("cursor"));
       draw(answer);
       table.querySelectorAll("tr.pick")[cursor]?.classList.add("cursor");
+      // Counting takes the server a while when there are many: it is not done at every arrival then.
+      const now = JSON.stringify(filters());
+      if (answer.lines > 20000 && now === asked && Date.now() - counted < 20000) return;
+      counted = Date.now();
+      asked = now;
       const facets = await ofRun(run, "rollouts", {}, scope), mark = JSON.stringify([facets.envs, facets.kinds, facets.cohorts.length]);
       if (mark !== seen) { seen = mark; if (!bar.contains(document.activeElement) || document.activeElement === document.body) tools(facets); }
       if (answer.lines) await histogram();
