@@ -206,6 +206,7 @@ class Episodes:
         self.torn = 0
         self.used = time.monotonic()
         self._share: dict[Any, Any] = {}
+        self._facets: tuple[int, dict[str, Any]] | None = None
         self._follow = {layout.index(root): Follower(layout.index(root), IndexRow)}
         self._early: dict[str, list[tuple[str, Note]]] = {}
         self._lock = threading.Lock()
@@ -317,8 +318,10 @@ class Episodes:
 
     def facets(self) -> dict[str, Any]:
         """Environments, kinds and cohorts (step, kind: how many, how many effective) there are."""
+        if self._facets is not None and self._facets[0] == self.version:
+            return self._facets[1]
         with self._lock:
-            rows = self.rows[:]
+            rows, version = self.rows[:], self.version
         cohorts: dict[tuple[str, int], list[float]] = {}
         for row in rows:
             entry = cohorts.setdefault((row.kind, -1 if row.ship is None else row.ship), [0, 0, 0.0, 0])
@@ -327,7 +330,7 @@ class Episodes:
             if (reward := row.value("reward")) is not None:
                 entry[2] += reward
                 entry[3] += 1
-        return {
+        found = {
             "envs": sorted({row.env for row in rows if row.env}),
             "kinds": sorted({row.kind for row in rows}),
             "cohorts": [
@@ -335,6 +338,8 @@ class Episodes:
                 for (kind, step), (n, e, total, k) in sorted(cohorts.items())
             ],
         }
+        self._facets = (version, found)
+        return found
 
     def series(self, query: Query, after: int = 0) -> dict[str, Any]:
         """Columns of the chosen rows from line `after` on: numbers, rewards/* and metrics/* (None where missing)."""

@@ -16,7 +16,7 @@ import numpy as np
 from rlmake.monitors.rows import HEAD, LAUNCHER
 
 BLOCK_ROWS = 256
-SAMPLE_ROWS = 240
+SAMPLE_ROWS = 120
 READ_BYTES = 4 << 20
 PAUSE_SECONDS = 0.002  # between blocks of reading: the page's requests go first
 
@@ -34,7 +34,7 @@ class Group:
     def add(self, head: tuple[int, float, int, int], values: list[float]) -> None:
         place = len(self.heads) % BLOCK_ROWS
         if place == 0:
-            self.blocks.append(np.empty((BLOCK_ROWS, len(self.keys))))
+            self.blocks.append(np.empty((BLOCK_ROWS, len(self.keys)), np.float32))  # for drawing: seven digits
         self.blocks[-1][place] = values
         self.heads.append(head)
 
@@ -134,6 +134,8 @@ class Metrics:
         with self._lock:
             if self.size < self.offset:  # made anew
                 self.columns, self.offset, self.torn, self._sampled = Columns(), 0, 0, None
+            if self.offset == 0 and self.size > 4 * READ_BYTES and self._sampled is None:
+                self._sampled = (self.size, sample(self.path, self.size))  # before the reading, which would slow it
             if self.size > self.offset and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
                 self._thread.start()
@@ -144,6 +146,7 @@ class Metrics:
     def best(self) -> tuple[Columns, bool]:
         """The columns to draw from, and whether they are all rows: picked ones while the file is being read."""
         if self.progress >= 0.999 or self.size < 4 * READ_BYTES:
+            self._sampled = None if self.progress >= 0.999 else self._sampled
             return self.columns, self.progress >= 0.999
         size = self.size
         if self._sampled is None or size > 1.2 * self._sampled[0]:

@@ -30,7 +30,8 @@ export async function show(main, place, scope) {
     fill(bar,
       h("div", { class: "grow" }, search(f.q, (text) => put({ q: text }), "Filter by episode, task, error or ending")),
       select([["", "train and eval"], ...facets.kinds.map((kind) => [kind, kind])], f.kind, (value) => put({ kind: value }), "Kind"),
-      select([["", "all steps"], ...distinct.map((step) => [step, `step ${step}`])], f.step, (value) => put({ step: value }), "Step"),
+      distinct.length > 400 ? h("input", { type: "number", min: distinct[0], max: distinct[distinct.length - 1], value: f.step ?? "", placeholder: "step", "aria-label": "Step", style: { width: "90px" }, onchange: (event) => put({ step: event.target.value }) })
+        : select([["", "all steps"], ...distinct.map((step) => [step, `step ${step}`])], f.step, (value) => put({ step: value }), "Step"),
       select([["", "all episodes"], ["effective", "trained on"]], f.subset === "effective" ? "effective" : "", (value) => put({ subset: value }), "Subset"),
       facets.envs.length > 1 && select([["", "all environments"], ...facets.envs.map((env) => [env, env])], f.env, (value) => put({ env: value }), "Environment"),
       h("label", {}, h("input", { type: "checkbox", checked: Boolean(f.errors_only), onchange: (event) => put({ errors_only: event.target.checked ? "1" : "" }) }), "errors only"),
