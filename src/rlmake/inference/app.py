@@ -136,7 +136,6 @@ def make_app(
         return _json({"workers": await asyncio.to_thread(engine.workers)})
 
     if engine.openai is not None:
-        engine.openai.exception_handler(HTTPException)(http_error)
         app.mount("/", engine.openai)  # whatever has no route above
     return app
 
