@@ -115,8 +115,8 @@ def test_replay_reveals_text_over_the_call(tab):
     partial = screen.text_content()
     page.evaluate(move, 1000)
     assert "olleh" not in partial and "Let me" in partial and screen.text_content().count("olleh") == 3
-    page.get_by_role("button", name="Play").click()
-    page.get_by_role("button", name="Pause").wait_for()
+    page.get_by_role("button", name="Play", exact=True).click()
+    page.get_by_role("button", name="Pause", exact=True).wait_for()
 
 
 def test_live_following(tab, outputs):
