@@ -186,7 +186,7 @@ def test_hostile_content_is_text(tab, outputs):
     made.orch.log(1, {f"<script>window.pwned=1</script>/{n}": 1.0 for n in range(3)})
     made.episode(work(1, 0, 1), record(prompt=HOSTILE, reply=HOSTILE + "x" * 10_000_000, error="<b>E</b>", ok=False))
     made.close()
-    write(made.run / "logs/attempt_1/trainer.log", f"10:00:00 INFO {HOSTILE}\n" + "y" * 3_000_000 + "\n")
+    write(made.run / "logs/attempt_1/trainer.log", "y" * 3_000_000 + f"\n10:00:00 INFO {HOSTILE}\n")
     write(made.run / "configs/attempt_1/resolved/trainer.json", HOSTILE)
     report(made.run, "x.md", a=cite(note=HOSTILE.replace("\ud83d", ""), quote="<script>", episode="rev/1/0", step=1))
     name = "hostile%3Cimg%20src%3Dx%20onerror%3Dwindow.pwned%3D1%3E"

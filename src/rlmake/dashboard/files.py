@@ -70,7 +70,7 @@ def log_part(
     with open(path, "rb") as handle:
         handle.seek(start)
         data = handle.read(end - start)
-    if tail is not None and start and (cut := data.find(b"\n")) >= 0:
+    if tail is not None and start and 0 <= (cut := data.find(b"\n")) < len(data) - 1:
         data, start = data[cut + 1 :], start + cut + 1
     if (last := data.rfind(b"\n")) >= 0:  # what is not a whole line yet comes with the next part
         data = data[: last + 1]
