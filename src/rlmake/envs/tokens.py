@@ -61,6 +61,9 @@ class PlainTokenizer:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def get_vocab(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
