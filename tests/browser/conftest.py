@@ -60,7 +60,7 @@ class Tab:
 
     def see(self, text):
         """Wait until the text is on the page."""
-        self.page.get_by_text(text, exact=False).first.wait_for()
+        self.page.get_by_text(text, exact=False).locator("visible=true").first.wait_for()
         return self
 
     def fits(self):
