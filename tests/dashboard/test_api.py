@@ -212,6 +212,19 @@ def test_annotations_belong_to_the_newest_record_that_their_attempt_has_seen(ask
     assert ask("episodes/find", status=409, episode="rev/200/0", step=2, kind="train", subset="all")
 
 
+def test_requests_side_by_side_read_every_row_once(run):
+    """A report asks for all its citations at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from rlmake.dashboard.episodes import Episodes
+
+    for _ in range(20):
+        episodes = Episodes(run / "monitors/file/traces")
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda _: episodes.refresh(5.0), range(64)))  # noqa: B023
+        assert len(episodes.rows) == 12 and sum(len(row.notes) for row in episodes.rows) == 24
+
+
 def test_live_traces(ask, run):
     made = Made(run, 2, 3)
     delta = {

@@ -209,19 +209,21 @@ class Episodes:
         self._facets: tuple[int, dict[str, Any]] | None = None
         self._follow = {layout.index(root): Follower(layout.index(root), IndexRow)}
         self._early: dict[str, list[tuple[str, Note]]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._starting = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
 
     def refresh(self, wait: float = 0.5) -> bool:
         """Take in what is new, in the background; wait at most `wait` seconds. Whether all is taken in."""
         self.used = time.monotonic()
-        if self._thread is None or not self._thread.is_alive():
-            if not self._behind():
-                return True
-            self._thread = threading.Thread(target=self._read, name="episodes", daemon=True)
-            self._thread.start()
-        self._thread.join(wait)
-        return not self._thread.is_alive()
+        with self._starting:  # requests come side by side: one reader at a time
+            thread = self._thread
+            if thread is None or not thread.is_alive():
+                if not self._behind():
+                    return True
+                thread = self._thread = threading.Thread(target=self._read, name="episodes", daemon=True)
+                thread.start()
+        thread.join(wait)
+        return not thread.is_alive()
 
     @property
     def progress(self) -> float:

@@ -1,5 +1,6 @@
 """What the server keeps in memory of each run, and lets go of again."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ class State:
     def __init__(self, dirs: Callable[[], list[Path]]):
         self.runs, self.hub = Runs(dirs), Hub()
         self._projects: dict[Path, Project] = {}
+        self._lock = threading.Lock()
         self._metrics: dict[Path, Metrics] = {}
         self._episodes: dict[Path, tuple[Episodes, Records]] = {}
 
@@ -30,10 +32,11 @@ class State:
         return [self._projects.setdefault(root, Project(root)) for root in dict.fromkeys(roots)]
 
     def metrics(self, run: Run) -> Metrics:
-        if run.metrics not in self._metrics:
-            self._metrics[run.metrics] = Metrics(run.metrics)
-            self._forget()
-        return self._metrics[run.metrics]
+        with self._lock:
+            if run.metrics not in self._metrics:
+                self._metrics[run.metrics] = Metrics(run.metrics)
+                self._forget()
+            return self._metrics[run.metrics]
 
     def episodes(self, run: Run) -> Episodes:
         return self._of(run)[0]
@@ -42,10 +45,11 @@ class State:
         return self._of(run)[1]
 
     def _of(self, run: Run) -> tuple[Episodes, Records]:
-        if run.traces not in self._episodes:
-            self._episodes[run.traces] = (Episodes(run.traces), Records(run.traces))
-            self._forget()
-        return self._episodes[run.traces]
+        with self._lock:
+            if run.traces not in self._episodes:
+                self._episodes[run.traces] = (Episodes(run.traces), Records(run.traces))
+                self._forget()
+            return self._episodes[run.traces]
 
     def _forget(self) -> None:
         now = time.monotonic()
