@@ -23,7 +23,7 @@ export async function get(path, pairs = {}, signal = undefined) {
     throw new Fault("The dashboard's server does not answer. Is it still running?", 0);
   }
   let body = null;
-  try { body = await answer.json(); } catch { /* said below */ }
+  try { body = await answer.json(); } catch (error) { if (error.name === "AbortError") throw error; /* else said below */ }
   if (!answer.ok) throw new Fault((body && body.error) || `The server answered ${answer.status}.`, answer.status);
   return body;
 }

@@ -71,7 +71,6 @@ export async function show(main, place, scope) {
 
   const histogram = async () => {
     const key = f.bins || "arrival", found = await ofRun(run, "episodes/histogram", { ...filters(), key, bars: 60 }, scope);
-    if (!found) return; // the view was left meanwhile
     const most = Math.max(1, ...found.bins.map((bin) => bin[1]));
     const text = key === "arrival" ? clock : (value) => number(value, 3);
     const pick = (value) => {
