@@ -209,7 +209,7 @@ def _edited(text: str, settings: list[str]) -> str:
             raise UserError(f"--set {setting}: expected KEY=VALUE")
         try:
             item = tomlkit.parse(f"x = {value}")["x"]
-        except Exception:
+        except tomlkit.exceptions.TOMLKitError:
             item = tomlkit.item(value)  # a text without its quotes
         node: Any = document
         *parents, last = key.strip().replace("-", "_").split(".")

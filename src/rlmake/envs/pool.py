@@ -186,7 +186,7 @@ class Broker:
     async def _cancel(self, client: bytes, identity: bytes, payload: bytes) -> None:
         try:
             target = str(msgpack.unpackb(payload)["request_id"]).encode()
-        except Exception:
+        except (ValueError, KeyError, TypeError):
             target = b""
         waiting = self.backlog.pop(target, None)
         worker = next((worker for worker in self.workers if target in worker.requests), None)
