@@ -141,7 +141,7 @@ def test_workers_end_with_a_killed_server(tmp_path):
     while not workers(made) and time.monotonic() < deadline:
         time.sleep(0.1)
     left = workers(made)
-    assert left
+    assert left, (os.environ.get(procs.LAUNCHER), made.log.read_text(errors="replace")[-2000:])
     made.process.kill()
     made.process.wait()
     assert procs.wait_gone(left, 15) == []

@@ -28,7 +28,7 @@ class TroubleTask(vf.Task[TroubleData]):
         if what == "leak":
             KEPT.append(bytearray(os.urandom(1 << 20) * 64))
         if what == "flood":
-            KEPT.append(bytearray(os.urandom(1 << 20) * 600))
+            KEPT.append(bytearray(b"x") * (3 << 29))
             await asyncio.sleep(600)
         if what == "garbage":
             os.write(1, bytes(range(256)) * 40)

@@ -22,6 +22,7 @@ from typing import NamedTuple, NoReturn
 from rlmake.core.errors import UserError
 
 LAUNCHER = "RLMAKE_LAUNCHER"
+READABLE = {"SPT_NOENV": "1"}  # or setproctitle writes over /proc/<pid>/environ, by which processes are found
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

@@ -74,7 +74,7 @@ class Broker:
         """`command`: starts a worker; its ipc address is appended. `env`: its environment."""
         self.config, self.command, self.env = config, command, {**env}
         if procs.LAUNCHER not in self.env:
-            self.env |= procs.launcher_mark()  # a worker ends with its broker, whatever kills that
+            self.env |= procs.launcher_mark() | procs.READABLE  # a worker ends with its broker, whatever kills that
         self.instance = os.urandom(8).hex()  # tells a client that this is not the server it knew
         self.workers: list[Worker] = []
         self.backlog: dict[bytes, Request] = {}  # between the death of the only worker and its successor

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlmake.config import InferenceConfig
+from rlmake.core import procs
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import ATTEMPT_CONFIGS, ATTEMPT_LOGS, FINGERPRINT, RUN_ID, RUN_NAME, RunContext
 
@@ -83,7 +84,7 @@ def environment(
         ATTEMPT_CONFIGS: str(ctx.config_dir),
         ATTEMPT_LOGS: str(ctx.log_dir),
         "CUDA_VISIBLE_DEVICES": ",".join(gpus or []),
-        "SPT_NOENV": "1",  # setproctitle must not write over /proc/<pid>/environ, by which processes are found
+        **procs.READABLE,
     }
     if threads is not None:
         env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
