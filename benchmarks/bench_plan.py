@@ -10,6 +10,7 @@ of trivial rules with literal inputs.
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def main() -> None:
             shown = measure([python, "-m", "rlmake.cli.main", "plan"], folder)
             flow = measure([python, "-m", "snakemake", "-n", "all", "--quiet", "all"], folder)
             again = measure([python, "-m", "rlmake.cli.main", "plan"], folder)
-            jobs = next(line for line in shown[2].splitlines() if line.endswith("jobs")).split()[0]
+            jobs = re.findall(r"^(\d+) jobs", shown[2], re.MULTILINE)[-1]
             floor = ""
             if args.floor:
                 (folder / "floor").mkdir()

@@ -32,6 +32,7 @@ DONE = "done"  # in the place of a job's id: the work was there when it was to b
 SLOWEST = 60.0  # seconds between two looks at the queue
 MISSES = 3  # looks at the queue that do not show a job before it counts as vanished
 RETRY_SECONDS = (2, 5, 15, 30, 60, 60)  # for a controller that is busy or away
+RELEASES = 3  # times that a job is let go again which a node could not start
 ARRAY = 50  # tasks of one array: their names stand in its comment
 FINAL = {
     2: "a mistake that another try would repeat",
@@ -54,6 +55,7 @@ class Executor(plugin.Executor):
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._misses: dict[str, int] = {}
         self._told: dict[str, str] = {}  # job → its state as it was last seen
+        self._released: dict[str, int] = {}
         self._down_since: float | None = None
         self._cancelled = False
         self._followed: dict[str, None] = {}  # jobs not known to have ended; Snakemake's list is empty during a look
@@ -233,6 +235,7 @@ class Executor(plugin.Executor):
             elif jobs is None or (job is not None and job.live) or not await self._over(info, job):
                 if job is not None:
                     self._say_state(info, job)
+                    await asyncio.to_thread(self._release, job)
                 yield info
                 continue
             self._followed.pop(number, None)
@@ -282,6 +285,25 @@ class Executor(plugin.Executor):
             what = "was put back into the queue" if job.state == "PENDING" else "runs"
             self.logger.info(f"SLURM job {job.id} ({info.job.name}) {what}: {job}")
         self._told[job.id] = job.state
+
+    def _release(self, job: slurm.Job) -> None:
+        """A job that SLURM holds because a node could not start it goes on; of another that is held a line says so."""
+        count = self._released.get(job.id, 0)
+        if not job.held:
+            if count > RELEASES:
+                del self._released[job.id]
+            return
+        if job.launch_failed and count < RELEASES:
+            self._released[job.id] = count + 1
+            refused = slurm.release(job.id)
+            how = f"could not be released: {refused}" if refused else f"released ({count + 1} of {RELEASES} times)"
+            self.logger.warning(f"SLURM job {job.id} was held because a node could not start it ({job.reason}); {how}")
+        elif count <= RELEASES:
+            self._released[job.id] = RELEASES + 1
+            self.logger.warning(
+                f"SLURM job {job.id} is held ({job.reason}) and will not start by itself: `scontrol release {job.id}` "
+                f"lets it go, `scancel {job.id}` ends it"
+            )
 
     def _say_when_down(self, down: bool) -> None:
         if down and self._down_since is None:

@@ -35,6 +35,16 @@ class Job:
     def live(self) -> bool:
         return self.state in LIVE
 
+    @property
+    def held(self) -> bool:
+        """Whether it will not start until somebody releases it; SLURM also holds what a node could not start."""
+        return self.state in ("REQUEUE_HOLD", "SPECIAL_EXIT") or "held" in self.reason.lower()
+
+    @property
+    def launch_failed(self) -> bool:
+        """Whether SLURM holds it because a node could not start it (`launch failed requeued held`)."""
+        return self.held and "launch" in self.reason.lower()
+
     def __str__(self) -> str:
         if self.state == "PENDING":
             start = "" if self.start in ("N/A", "") else f", expected to start at {self.start}"
@@ -130,6 +140,14 @@ def _means(job: Job, comment: str) -> bool:
 def requeue(job: str) -> str | None:
     """Put a job back into the queue. None when it worked, else what SLURM said."""
     answer = ask("scontrol", "requeue", job)
+    if answer is None:
+        return "scontrol does not answer"
+    return None if answer.returncode == 0 else " ".join((answer.stderr or answer.stdout).split())
+
+
+def release(job: str) -> str | None:
+    """Let a held job start. None when it worked, else what SLURM said."""
+    answer = ask("scontrol", "release", job)
     if answer is None:
         return "scontrol does not answer"
     return None if answer.returncode == 0 else " ".join((answer.stderr or answer.stdout).split())
