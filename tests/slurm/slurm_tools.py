@@ -47,6 +47,18 @@ def hurry(job: str) -> None:
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)
 
 
+def runs_again(job: str, seconds: float = 240) -> None:
+    """Wait until a requeued job runs, hurrying it on; one that a node could not start is the executor's to release."""
+
+    def running() -> bool:
+        state, reason = slurm("squeue", "-h", "-j", job, "-o", "%T|%r").strip().split("|")
+        if state == "PENDING" and "held" not in reason.lower():
+            hurry(job)
+        return state == "RUNNING"
+
+    until(running, f"job {job} runs again", seconds)
+
+
 def clean_up(folder: Path) -> None:
     """Leave neither jobs nor drivers behind."""
     if left := [job["id"] for job in live(folder)]:

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from slurm_tools import ROOT, SOON, clean_up, hurry, jobs, live, slurm, until
+from slurm_tools import ROOT, SOON, clean_up, jobs, live, runs_again, slurm, until
 
 pytestmark = pytest.mark.timeout(900)
 PROFILE = ("--profile", "profiles/slurm", *SOON, "--quiet", "rules", "host", "--")
@@ -213,8 +213,7 @@ def test_a_time_limit_that_cuts_twice(project):
         cut(job)
         until(lambda: project.training()["state"] == "PENDING", f"requeued after life {life}", 120)
         slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20")
-        hurry(job)
-        until(lambda: project.training()["state"] == "RUNNING", f"life {life + 1}", 60)
+        runs_again(job)
     output = project.finish(driver)
     assert project.steps("sft") == list(range(1, 81)), "nothing twice, nothing left out"
     assert project.submissions() == 1, output
@@ -230,7 +229,7 @@ def test_preemption(project):
                  "--wrap", "sleep 5").strip()  # fmt: skip
     until(lambda: project.training()["state"] == "PENDING", "preempted", 60)
     until(lambda: high not in slurm("squeue", "-h", "-o", "%i").split(), "the other job is over", 60)
-    hurry(project.training()["id"])
+    runs_again(project.training()["id"])
     project.finish(driver)
     assert project.steps("sft") == list(range(1, 25)), "the checkpoint was saved at SIGTERM: nothing is trained twice"
     assert project.submissions() == 1
@@ -247,10 +246,11 @@ def test_a_node_goes_down(project):
     try:
         slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
         until(lambda: project.training()["state"] == "PENDING", "requeued", 60)
-        hurry(project.training()["id"])
+        runs_again(project.training()["id"])
         project.finish(driver)
     finally:
-        slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        resume = ["scontrol", "update", f"NodeName={node}", "State=RESUME"]
+        subprocess.run(resume, capture_output=True, check=False)  # refused where the node is back already
     twice = [step for step, count in Counter(project.steps("sft")).items() if count > 1]
     assert sorted(set(project.steps("sft"))) == list(range(1, 17)) and len(twice) <= 4
     assert project.submissions() == 1
@@ -287,7 +287,7 @@ def test_rl_over_three_nodes_loses_orchestrator_and_engine(project):
     """Two engines behind the router, one trainer node; each process's death: one message, free at once, finished."""
     project.write("experiments/rl.toml", RL.format(steps=6, place=NODES + "num_train_nodes = 1\nnum_infer_nodes = 2"))
     driver = project.start("outputs/rl/checkpoints/step_6")
-    for step, victim in ((2, "rlmake.orchestrator.main"), (4, "rlmake.inference.server")):
+    for step, victim in ((2, "PRL::Orchestrator"), (4, "rlmake.inference.server")):
         project.wait_for_step("rl", step)
         job = project.training()["id"]
         os.kill(project.processes(victim)[0], signal.SIGKILL)
@@ -326,7 +326,7 @@ def test_submission_by_the_entry_point(project):
     cut(job)
     until(lambda: jobs_of(project)[-1]["state"] == "PENDING", "requeued", 120)
     slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20")
-    hurry(job)
+    runs_again(job)
     shown, _ = tail.communicate(timeout=200)
     assert tail.returncode == 0, shown
     for words in (f"SLURM job {job} is running", "is pending", "attempt 3 begins", "COMPLETED"):

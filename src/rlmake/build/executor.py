@@ -29,7 +29,7 @@ from rlmake.core.errors import RunFailed, UserError
 
 common_settings = plugin.common_settings
 DONE = "done"  # in the place of a job's id: the work was there when it was to be submitted
-SLOWEST = 60.0  # seconds between two looks at the queue
+SLOWER = 6  # as many times the first pause between two looks at the queue grows
 MISSES = 3  # looks at the queue that do not show a job before it counts as vanished
 RETRY_SECONDS = (2, 5, 15, 30, 60, 60)  # for a controller that is busy or away
 RELEASES = 3  # times that a job is let go again which a node could not start
@@ -45,7 +45,7 @@ class ExecutorSettings(plugin.ExecutorSettings):
     """The plugin's settings; the first look at the queue comes sooner."""
 
     init_seconds_before_status_checks: int | None = field(
-        default=10, metadata={"help": "Seconds between looks at the queue at first; they grow to 60.", "type": int}
+        default=10, metadata={"help": "Seconds between looks at the queue at first; they grow sixfold.", "type": int}
     )
 
 
@@ -241,7 +241,7 @@ class Executor(plugin.Executor):
             self._followed.pop(number, None)
             ended += 1
         current = self.next_seconds_between_status_checks or start
-        self.next_seconds_between_status_checks = start if ended else min(SLOWEST, max(start, current * 1.3))
+        self.next_seconds_between_status_checks = start if ended else min(SLOWER * start, max(start, current * 1.3))
 
     async def _over(self, info: SubmittedJobInfo, job: slurm.Job | None) -> bool:
         """Report how a job that is not live any more ended; False when that is not known yet."""

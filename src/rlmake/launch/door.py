@@ -1,9 +1,10 @@
 """Submission by an entry point: `rl @ run.toml @ slurm.toml` writes a script and hands it to sbatch.
 
-<run>/launcher/<entry>.sbatch        the script: in the job it calls the same entry point with the resolved file
+<run>/launcher/<entry>.sbatch        the script: in the job it calls the same entry point with the file below
+              /<entry>.json          the resolved configuration, read by every life of the job
               /job.json              {schema, job, entry, script}: the last submission
               /logs/job_<id>.log     what the launcher prints in the job
-<run>/configs/attempt_<n>/resolved/<entry>.json
+<run>/configs/attempt_<n>/resolved/   the same, until the attempt's own components write what they were given
 """
 
 import functools
@@ -92,7 +93,9 @@ def submit(
     (launcher / "logs").mkdir(parents=True, exist_ok=True)
     log = launcher / "logs" / "job_%j.log"
     lines = [f"--job-name={table.job_name}", f"--output={log}", *options]
-    command = [sys.executable, "-m", "rlmake.cli.main", kind, "@", str(resolved)]
+    reread = launcher / f"{kind}.json"  # an attempt's own files are written over when it starts
+    write_json(reread, config)
+    command = [sys.executable, "-m", "rlmake.cli.main", kind, "@", str(reread)]
     values = {
         "entry": kind,
         "run_name": name,

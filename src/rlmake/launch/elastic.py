@@ -1,8 +1,8 @@
 """torchrun, as the launcher starts it: `python -m rlmake.launch.elastic <torchrun's arguments>`.
 
 It is torch's own agent. What is added: it ends with the launcher, its exit code is that of the rank that failed first
-(torchrun's own is always 1, but 75 and 76 mean something), and the failed rank's last lines are in its output
-if it isn't one of those that are shown anyway.
+(torchrun's own is always 1, but 75 and 76 mean something), and its last line names that rank, above it the rank's last
+lines unless they are shown anyway.
 """
 
 import signal
@@ -30,9 +30,11 @@ def main() -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
-        if code not in (75, 76) and failure.local_rank not in _shown(sys.argv[1:]):
-            print(f"rank {rank} failed with exit code {code}; its last lines:", file=sys.stderr)
-            print("\n".join(_last_lines(sys.argv[1:], failure.local_rank)), file=sys.stderr)
+        if code not in (75, 76):
+            if failure.local_rank not in _shown(sys.argv[1:]):
+                print("\n".join(_last_lines(sys.argv[1:], failure.local_rank)), file=sys.stderr)
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            print(f"rank {rank} {how}", file=sys.stderr)
         return 128 - code if code < 0 else code
     except SignalException as error:
         return 128 + error.sigval.value
