@@ -42,7 +42,7 @@ test-slurm: env
 
 # A run of two sources, each of whose processes is killed once; several minutes.
 test-crash: env
-	$(BIN)/python -m pytest soak/test_crash.py
+	$(BIN)/python -m pytest tests/soak/crash.py
 
 # The orchestrator by itself: CPU per episode, event-loop stalls, packing, asynchronous against lock-step.
 bench-rl: env
