@@ -8,7 +8,7 @@ import pytest
 
 from rlmake.config import SFTConfig, parse
 from rlmake.core.errors import ConfigError
-from rlmake.core.jsonio import write_json
+from rlmake.core.jsonio import read_json, write_json
 from rlmake.launch import door
 from rlmake.launch.attempt import allocate
 
@@ -36,15 +36,18 @@ def test_the_script_is_valid_and_runs_the_entry_point_again(tmp_path, capsys):
     script, said = written(tmp_path, capsys, pre_run_command="PRE=1", job_name="two words")
     assert '#SBATCH --job-name="two words"' in script and "#SBATCH --nice\n" in script and "\nPRE=1\n" in script
     assert "nothing was submitted" in said
-    stub = script.replace("exec ", "env | grep -E '^(RLMAKE|PRL|NUM|ORCH|GPUS|PRE)'; echo ", 1).replace(
-        "scontrol", "echo"
+    stub = script.replace("exec ", "env | grep -E '^(RLMAKE|PRL|WANDB|NUM|MASTER|ORCH|GPUS|PRE)'; echo ", 1).replace(
+        'scontrol show hostnames "$SLURM_JOB_NODELIST"', "printf 'n1\\nn2\\n'"
     )
-    env = {"PATH": os.environ["PATH"], "SLURM_JOB_NODELIST": "n[1-2]"}
+    env = {"PATH": os.environ["PATH"], "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "12007"}
     out = subprocess.run(["bash", "-c", stub], capture_output=True, text=True, env=env, check=True)
     assert f"RLMAKE_SUBMITTED={tmp_path}/it's here/a-run\n" in out.stdout and out.stderr == ""
     assert "NUM_TRAIN_NODES=2\n" in out.stdout and "ORCH_PROCID=0\n" in out.stdout
+    assert "MASTER_ADDR=n1\n" in out.stdout and "MASTER_PORT=22007\n" in out.stdout and "ORCH_ADDR=n1\n" in out.stdout
+    identity = read_json(tmp_path / "it's here" / "a-run" / "run.json")["run_id"]
+    assert f"PRL_RUN_ID={identity}\n" in out.stdout and f"WANDB_RUN_ID={identity}\n" in out.stdout
     assert "PRL_ATTEMPT_CONFIG_DIR=" in out.stdout
-    assert "-m rlmake.cli.main sft @" in out.stdout
+    assert "-m rlmake.cli.main sft @" in out.stdout and out.stdout.endswith("/a-run/launcher/sft.json\n")
     again = subprocess.run(
         ["bash", "-c", stub], capture_output=True, text=True, env={**env, "SLURM_RESTART_COUNT": "1"}, check=True
     )
@@ -55,7 +58,7 @@ def test_the_resolved_file_is_read_by_the_job(tmp_path, capsys):
     from rlmake.config import parse_argv
 
     written(tmp_path, capsys)
-    file = tmp_path / "it's here" / "a-run" / "configs" / "attempt_1" / "resolved" / "sft.json"
+    file = tmp_path / "it's here" / "a-run" / "launcher" / "sft.json"
     cfg, _ = parse_argv(SFTConfig, ["@", str(file)])
     assert (cfg.clean, cfg.dry_run, cfg.run.name) == (False, False, "a-run") and cfg.slurm is not None
     assert Path(cfg.output_dir) / cfg.run.dir == tmp_path / "it's here" / "a-run"

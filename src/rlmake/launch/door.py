@@ -23,6 +23,7 @@ from rlmake.config.shared import SlurmConfig
 from rlmake.core import slurm
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 from rlmake.core.jsonio import read_json, write_bytes, write_json
+from rlmake.launch import rundir
 from rlmake.launch.attempt import Attempt
 
 SCHEMA = 1
@@ -138,6 +139,8 @@ def exports(cfg: Any, run_dir: Path, name: str, attempt: Attempt) -> dict[str, s
         "LOG_DIR": str(attempt.log_dir),
         "PRL_RUN_NAME": name,
     }
+    if hasattr(cfg, "run"):
+        found["PRL_RUN_ID"] = found["WANDB_RUN_ID"] = rundir.run_id(run_dir, cfg.entry, name)
     place = getattr(cfg, "deployment", None)
     if getattr(place, "type", None) == "multi_node" and hasattr(place, "infer_nodes"):
         managed = cfg.inference is not None
@@ -151,8 +154,10 @@ def exports(cfg: Any, run_dir: Path, name: str, attempt: Attempt) -> dict[str, s
             "ORCH_PROCID": str(infer - 1 if place.orchestrator_on_inference and infer else infer),
         }
         if managed:
+            parallel = cfg.inference.vllm.tensor_parallel_size
             found["ROUTER_PORT"] = str(cfg.inference.server.port)
-            found["INFERENCE_TP"] = str(cfg.inference.vllm.tensor_parallel_size)
+            found["INFERENCE_TP"] = str(parallel)
+            found["INFERENCE_DP_LOCAL"] = str(max(1, place.gpus_per_node // parallel))
     return found
 
 
