@@ -28,7 +28,7 @@ def identities() -> dict[str, str]:
             registry = Registry.load()
             found = {name: registry.work(name).fingerprint for name in registry.runs}
             found |= {f"{name} evals": registry.evaluation("held", name).fingerprint for name in ("t/sft", "t/rl")}
-            found |= {f"{name} report": registry.report(name).fingerprint for name in ("t/sft", "t/rl")}
+            found |= {f"{name} report": registry.reports.of_run(name).fingerprint for name in ("t/sft", "t/rl")}
         finally:
             os.chdir(before)
     return found

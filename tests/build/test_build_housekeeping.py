@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmake.cli.rlmake import VERBS
+from rlmake.cli import verbs
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_json
 
@@ -21,7 +21,7 @@ def call(capsys):
 
     def run(verb: str, *argv: str) -> list[str]:
         capsys.readouterr()
-        VERBS[verb](list(argv))
+        verbs.load(verb)(list(argv))
         return capsys.readouterr().out.splitlines()
 
     return run
@@ -57,7 +57,7 @@ def test_verbs_on_a_build(project, call, tmp_path):
     weights = Path(WEIGHTS) / "model.safetensors"
     weights.write_text("sft_4")
     with pytest.raises(AssertionError):
-        assert VERBS["verify"]([WEIGHTS]) == 0
+        assert verbs.load("verify")([WEIGHTS]) == 0
     assert project.plan(WEIGHTS) == {"export": 1, "publish_weights": 1}
     assert project.build(WEIGHTS) == ["export step_4"]
 
@@ -169,9 +169,9 @@ def test_budget(project, capsys):
     assert (row["gpus"], row["hours"], row["gpu_hours"]) == (2, 4.0, 8.0) and "as stated" in row["rate"]
     assert found["totals"]["gpu_hours"] == 8.0 and found["totals"]["unknown"] == 0
     with pytest.raises(UserError, match="the plan needs 8 GPU-hours, the budget is 7") as error:
-        VERBS["plan"]([WEIGHTS, "--json", "--budget-gpu-hours", "7"])
+        verbs.load("plan")([WEIGHTS, "--json", "--budget-gpu-hours", "7"])
     assert error.value.exit_code == 3
-    assert VERBS["plan"]([WEIGHTS, "--budget-gpu-hours", "8"]) == 0
+    assert verbs.load("plan")([WEIGHTS, "--budget-gpu-hours", "8"]) == 0
     code, output = project.snakemake("-c", "1", WEIGHTS, "--config", "budget_gpu_hours=7")
     assert code == 3 and "nothing was started" in output and not Path("outputs").exists()
     code, output = project.snakemake("-n", WEIGHTS, "--config", "budget_gpu_hour=7")

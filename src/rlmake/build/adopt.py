@@ -17,8 +17,9 @@ from rlmake.build import card, provenance, publish, store
 from rlmake.build.experiments import CLASSES
 from rlmake.build.explain import changes
 from rlmake.build.names import Target
-from rlmake.build.registry import Registry, Work
+from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
+from rlmake.build.work import Work
 from rlmake.config import load_resolved
 from rlmake.core.errors import ConfigError, UserError
 from rlmake.core.jsonio import list_files, read_json
@@ -45,7 +46,7 @@ def adopt(registry: Registry, folder: Path, path: str | None, moment: Record) ->
         raise UserError(f"{target.path}: is built already ({artefact.folder})")
     _check(folder, target.kind)
     facts = _known(folder, work, artefact)
-    store.write_spec(registry.spec(work, [artefact.step] if artefact.step else [], moment))
+    store.write_spec(work.spec([artefact.step] if artefact.step else [], moment))
     _place(folder, artefact.path, Path(target.path))
     _finish(artefact, moment, facts)
     publish.publish(Path(target.path), artefact.path)
@@ -115,7 +116,7 @@ def _run(registry: Registry, folder: Path, path: str | None, moment: Record) -> 
         shutil.rmtree(last.folder)
     _place(folder, last.folder, folder)
     (last.folder / publish.DIRECT).unlink(missing_ok=True)
-    store.write_spec(registry.spec(work, [], moment))
+    store.write_spec(work.spec([], moment))
     for step in steps:
         record = read_json(last.folder / "checkpoints" / f"step_{step}" / "COMPLETE")
         facts = {key: record[key] for key in ("policy_version", "world_size", "ledger", "attempt")}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlmake.build import names, revisions
-from rlmake.build.fingerprint import leaves, replace_leaves
+from rlmake.build.fingerprint import leaves, replace_texts
 from rlmake.core.errors import ConfigError, Fault, UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Edges:
     def resolve(self, semantic: dict[str, Any]) -> dict[str, Any]:
         """`semantic` with every value that points at something replaced by what it stands for."""
         self.semantic = semantic
-        return replace_leaves(semantic, self._leaf)
+        return replace_texts(semantic, self._leaf)
 
     def fork(self, config: dict[str, Any]) -> None:
         """The checkpoint that a training is forked from, `resume.dir`. Resuming itself is the build's own affair."""
@@ -66,9 +66,7 @@ class Edges:
         else:
             self.revisions["resume.dir"] = self.registry.cache.hash(complete)
 
-    def _leaf(self, key: str, value: Any) -> Any:
-        if not isinstance(value, str) or not value:
-            return value
+    def _leaf(self, key: str, value: str) -> Any:
         if names.is_output(value):
             model = MODELS.fullmatch(key) or FROZEN.fullmatch(key)
             wanted = "weights" if model else "data" if DATA.fullmatch(key) else None

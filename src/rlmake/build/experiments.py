@@ -14,6 +14,7 @@ from rlmake import config as schema
 from rlmake.build import names
 from rlmake.config.fields import semantic_part
 from rlmake.config.grid import Cell, expand
+from rlmake.config.layers import Composed
 from rlmake.core.errors import ConfigError, Fault, nearest
 
 FOLDER = Path("experiments")
@@ -80,12 +81,13 @@ class Experiments:
 def load() -> Experiments:
     """Read every file below `experiments/` of the working directory."""
     found = Experiments()
+    fragments: dict[str, Composed] = {}
     for file in _files():
         try:
             if file.is_relative_to(SUITES):
-                _load_suite(file, found)
+                _load_suite(file, found, fragments)
             else:
-                _load_runs(file, found)
+                _load_runs(file, found, fragments)
         except ConfigError as error:
             found.faults += error.faults
     for outer, inner in names.nested(found.runs):
@@ -114,9 +116,9 @@ def _files() -> Iterator[Path]:
         yield from (Path(folder) / name for name in sorted(files) if name.endswith(".toml") and name[0] != ".")
 
 
-def _load_suite(file: Path, found: Experiments) -> None:
+def _load_suite(file: Path, found: Experiments, fragments: dict[str, Composed]) -> None:
     name = file.relative_to(SUITES).with_suffix("").as_posix()
-    table, raw = schema.load_experiment(file)
+    table, raw = schema.load_experiment(file, fragments)
     if fault := names.fault_of_run(name):
         found.faults.append(Fault(fault, file=str(file)))
     for key in ("kind", "grid", "evals"):
@@ -130,9 +132,9 @@ def _load_suite(file: Path, found: Experiments) -> None:
     found.suites[name] = Suite(name, str(file), raw, schema.parse(schema.EvalConfig, raw, file=str(file)))
 
 
-def _load_runs(file: Path, found: Experiments) -> None:
+def _load_runs(file: Path, found: Experiments, fragments: dict[str, Composed]) -> None:
     name = file.relative_to(FOLDER).with_suffix("").as_posix()
-    table, raw = schema.load_experiment(file)
+    table, raw = schema.load_experiment(file, fragments)
     if table.kind is None:
         return
     if fault := names.fault_of_run(name):

@@ -12,8 +12,9 @@ from rlmake.build.estimate import Estimates
 from rlmake.build.fingerprint import leaves
 from rlmake.build.names import EXPORTS, OUTPUTS, Target
 from rlmake.build.plan import Needs, PlannedJob
-from rlmake.build.registry import Registry, Work
+from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
+from rlmake.build.work import Work
 from rlmake.config.layers import Composed
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import canonical
@@ -68,8 +69,8 @@ def explain(job: PlannedJob, registry: Registry, needs: Needs, estimates: Estima
     """A job as a row of the plan, see `document`."""
     row: dict[str, Any] = {"rule": job.rule, "output": job.output, "changes": [], "reuses": []}
     if job.target is not None:
-        reason = needs.stale.get(Path(job.output), "there is no link yet")
-        if reason == "there is no link yet" and Path(job.output).is_symlink():
+        reason = needs.stale.get(job.output, "there is no link yet")
+        if reason == "there is no link yet" and os.path.islink(job.output):
             reason = "what it shows is made anew"
         return row | {
             "run": job.target.run,
@@ -87,8 +88,8 @@ def explain(job: PlannedJob, registry: Registry, needs: Needs, estimates: Estima
         ends = (name for name in work.facts["runs"] if registry.work(name).last_step == artefact.step)
         run = next(ends, run)
         work = registry.work(run)
-    if Path(job.output) in needs.stale:
-        reason, found = needs.stale[Path(job.output)], []
+    if job.output in needs.stale:
+        reason, found = needs.stale[job.output], []
     else:
         before = last_build(run, work)
         found = changes(before, work, artefact.step) if before else []

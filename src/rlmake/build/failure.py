@@ -23,8 +23,8 @@ def record(folder: Path, reason: str, message: str, step: int | None = None) -> 
 
 def read(folder: Path) -> dict[str, Any] | None:
     """The failure noted in `folder`, None when there is none."""
-    path = folder / NAME
-    if not path.is_file():
+    path = f"{folder}/{NAME}"
+    if not os.path.isfile(path):
         return None
     found = read_json(path)
     if found.get("schema") != SCHEMA:

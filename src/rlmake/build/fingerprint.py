@@ -10,10 +10,11 @@ value the field is left out. A field that was renamed is hashed under its old na
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Any
 
+from rlmake.config.fields import plain_copy
 from rlmake.core.jsonio import canonical, hash_bytes
 
 SCHEMA = 1
@@ -52,7 +53,7 @@ def migrated(kind: str, semantic: dict[str, Any], table: dict[str, Any] | None =
     table = migrations() if table is None else table
     if not (table["introduced"].get(kind) or table["renamed"].get(kind)):
         return semantic
-    semantic = json.loads(json.dumps(semantic))
+    semantic = plain_copy(semantic)
     for key, value in table["introduced"].get(kind, {}).items():
         _drop(semantic, key.split("."), canonical(value))
     for new, old in table["renamed"].get(kind, {}).items():
@@ -105,10 +106,18 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def replace_leaves(value: Any, change: Any, prefix: str = "") -> Any:
-    """A copy in which every leaf is `change(dotted key, leaf)`."""
-    if isinstance(value, dict) and value:
-        return {k: replace_leaves(v, change, f"{prefix}.{k}" if prefix else str(k)) for k, v in value.items()}
-    if isinstance(value, list) and value:
-        return [replace_leaves(v, change, f"{prefix}.{i}" if prefix else str(i)) for i, v in enumerate(value)]
-    return change(prefix, value)
+def replace_texts(value: Any, change: Callable[[str, str], Any], prefix: str = "") -> Any:
+    """A copy in which every text that is not empty is `change(dotted key, text)`; `prefix` ends in a dot."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        return value
+    out = {}
+    for key, item in items:
+        if isinstance(item, str):
+            out[key] = change(f"{prefix}{key}", item) if item else item
+        else:
+            out[key] = replace_texts(item, change, f"{prefix}{key}.") if isinstance(item, dict | list) else item
+    return out if isinstance(value, dict) else list(out.values())

@@ -78,7 +78,7 @@ def needed(registry: Registry) -> dict[Unit, str]:
         keep((artefact.stage, artefact.fingerprint), f"declared: {path}")
     for run in registry.runs.values():
         if run.best:
-            best = registry.best(run.name)
+            best = registry.reports.best(run.name)
             keep((best.stage, best.fingerprint), f"declared: {run.name}")
     for link, unit in published():
         run = next((name for name in (*registry.runs, *registry.grids) if link.startswith(f"{OUTPUTS}/{name}/")), None)

@@ -1,5 +1,6 @@
 """Names of runs, suites and targets: what may stand in a path, and what a target's path means."""
 
+import functools
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Target:
     suite: str | None = None
     rest: str = ""
 
-    @property
+    @functools.cached_property
     def path(self) -> str:
         """The target's path, without what follows inside the artefact."""
         if self.kind in EXPORTS:

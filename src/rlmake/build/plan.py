@@ -31,23 +31,26 @@ class Needs:
     whole: set[Artefact] = field(default_factory=set)
     missing: set[Artefact] = field(default_factory=set)
     steps: dict[str, set[int]] = field(default_factory=dict)
-    stale: dict[Path, str] = field(default_factory=dict)
-    links: dict[Path, Artefact] = field(default_factory=dict)
+    stale: dict[str, str] = field(default_factory=dict)
+    links: dict[str, Artefact] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def source(self, artefact: Artefact) -> Path:
-        """The manifest that stands for an artefact as an input in this plan.
+    def source(self, artefact: Artefact) -> str:
+        """The declared manifest that stands for an artefact as an input in this plan.
 
         One job trains a run to the highest step asked for and finishes the earlier ones on its way: what needs an
         earlier step waits for that job. A step that the run has passed without keeping it is made by a job of its own.
         """
         if artefact.kind != "checkpoint" or artefact not in self.missing:
-            return artefact.manifest_path
+            return artefact.declared
         assert artefact.step is not None
         if progress(artefact.folder) >= artefact.step:
-            return artefact.manifest_path
-        top = max(self.steps[artefact.fingerprint])
-        return Artefact(artefact.stage, artefact.fingerprint, artefact.kind, top).manifest_path
+            return artefact.declared
+        return self.last(artefact).declared
+
+    def last(self, checkpoint: Artefact) -> Artefact:
+        """The checkpoint of the highest step that is asked for of a training."""
+        return store.artefact("train", checkpoint.fingerprint, "checkpoint", max(self.steps[checkpoint.fingerprint]))
 
 
 def progress(folder: Path) -> int:
@@ -81,14 +84,14 @@ def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False)
     Raises `ConfigError` with all faults: unknown targets, real directories in a link's place, runs that failed for
     good. With `everything` (`all`) failed runs and what rests on them are left out and noted instead.
     """
-    walk, clear = _Walk(registry), set[Path]()
+    walk, clear = _Walk(registry), set[str]()
     faults: list[Fault] = []
     for path in asked:
         try:
             target = registry.target(path)
             if target.inside:
                 raise UserError(f"{path}: ask for the whole artefact, {target.path}")
-            if why := publish.obstacle(Path(path), clear):
+            if why := publish.obstacle(path, clear):
                 raise UserError(why)
             artefact = registry.artefact(target)
             if failed := registry.failure(artefact):
@@ -105,12 +108,12 @@ def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False)
             continue
         walk.need(artefact)
         walk.found.targets.append(target)
-        link = Path(target.path)
+        link = target.path
         walk.found.links[link] = artefact
-        if link.is_symlink():
+        if os.path.islink(link):
             if not publish.points(link, registry.place(target)):
                 walk.found.stale[link] = "the link points elsewhere"
-            elif not artefact.manifest_path.is_file():
+            elif not os.path.isfile(artefact.declared):
                 walk.found.stale[link] = "there is no manifest behind the link"
     if faults:
         raise ConfigError(dict.fromkeys(faults))
@@ -131,7 +134,7 @@ class _Walk:
             return
         self.found.missing.add(artefact)
         if faults:
-            self.found.stale[artefact.manifest_path] = faults[0]
+            self.found.stale[artefact.declared] = faults[0]
         if artefact.kind == "checkpoint":
             assert artefact.step is not None
             self.found.steps.setdefault(artefact.fingerprint, set()).add(artefact.step)
@@ -141,7 +144,7 @@ class _Walk:
     @staticmethod
     def _faults(artefact: Artefact) -> list[str] | None:
         """None: not declared. Else what is wrong with its files."""
-        if not artefact.manifest_path.is_file():
+        if not os.path.isfile(artefact.declared):
             return None
         try:
             return store.faults(artefact, store.read_manifest(artefact.manifest_path))
@@ -185,7 +188,7 @@ def publishing_rule(target: Target) -> str:
 
 def jobs(registry: Registry, found: Needs) -> list[PlannedJob]:
     """The jobs that Snakemake makes of these needs, parents first, links last; a test compares the two lists."""
-    made: dict[Path, PlannedJob] = {}
+    made: dict[str, PlannedJob] = {}
     place = {unit: index for index, unit in enumerate(registry.works)}
 
     def order(artefact: Artefact) -> tuple[Any, ...]:
@@ -194,17 +197,15 @@ def jobs(registry: Registry, found: Needs) -> list[PlannedJob]:
         return store.STAGES.index(artefact.stage), artefact.kind != "checkpoint", declared, artefact.kind, artefact.step
 
     for artefact in sorted(found.missing, key=order):
-        path = found.source(artefact)
-        if artefact.kind == "checkpoint" and path != artefact.manifest_path:
-            artefact = Artefact(
-                artefact.stage, artefact.fingerprint, "checkpoint", max(found.steps[artefact.fingerprint])
-            )
-        made.setdefault(path, PlannedJob(rule_of(artefact), path.as_posix(), artefact))
+        output = found.source(artefact)
+        if output not in made:
+            artefact = artefact if output == artefact.declared else found.last(artefact)
+            made[output] = PlannedJob(rule_of(artefact), output, artefact)
     links = []
     for target in found.targets:
-        link, artefact = Path(target.path), registry.artefact(target)
-        if not artefact.manifest_path.is_file() or not publish.points(link, registry.place(target)):
-            links.append(PlannedJob(publishing_rule(target), target.path, artefact, target))
+        link, artefact = target.path, registry.artefact(target)
+        if not os.path.isfile(artefact.declared) or not publish.points(link, registry.place(target)):
+            links.append(PlannedJob(publishing_rule(target), link, artefact, target))
     return [*_in_order(registry, list(made.values())), *dict.fromkeys(links)]
 
 
@@ -232,9 +233,9 @@ def _in_order(registry: Registry, planned: list[PlannedJob]) -> list[PlannedJob]
 def notes(found: Needs) -> list[str]:
     """What a user should know besides the jobs, one line each."""
     lines = [
-        f"damaged: {reason}; {path.relative_to(OUTPUTS)} is made again"
+        f"damaged: {reason}; {path.removeprefix(f'{OUTPUTS}/')} is made again"
         for path, reason in found.stale.items()
-        if not path.is_symlink()
+        if not os.path.islink(path)
     ]
     return lines + [
         f"failed: {run} {why}; left out, retry with --config retry_failed=1" for run, why in found.failed.items()

@@ -10,36 +10,36 @@ from rlmake.core.errors import UserError
 DIRECT = "run.json"  # marks a run that was started directly
 
 
-def destination(link: Path, to: Path) -> str:
+def destination(link: Path | str, to: Path) -> str:
     """The text of a link at `link` that points to `to`."""
-    return os.path.relpath(to, link.parent)
+    return os.path.relpath(to, os.path.dirname(link))
 
 
-def points(link: Path, to: Path) -> bool:
+def points(link: Path | str, to: Path) -> bool:
     """Whether `link` is a link that says exactly this."""
-    return link.is_symlink() and os.readlink(link) == destination(link, to)
+    return os.path.islink(link) and os.readlink(link) == destination(link, to)
 
 
-def obstacle(link: Path, clear: set[Path] | None = None) -> str | None:
+def obstacle(link: Path | str, clear: set[str] | None = None) -> str | None:
     """Why nothing can be published at `link`, in one line; None when it can. `clear` remembers folders that may be
     published into, where many links are asked about."""
-    if os.path.lexists(link) and not link.is_symlink():
-        what = "directory" if link.is_dir() else "file"
+    if os.path.lexists(link) and not os.path.islink(link):
+        what = "directory" if os.path.isdir(link) else "file"
         return (
             f"{link} is a real {what}, not a link of the build: move it away, or take it in with `rlmake adopt {link}`"
         )
     clear = set() if clear is None else clear
-    folder = link.parent
-    while folder != Path(OUTPUTS) and folder != folder.parent and folder not in clear:
-        if (folder / DIRECT).is_file():
+    folder = os.path.dirname(link)
+    while folder not in (OUTPUTS, os.path.dirname(folder)) and folder not in clear:
+        if os.path.isfile(f"{folder}/{DIRECT}"):
             return (
                 f"{folder} is a run that was started directly ({DIRECT}): "
                 f"rename it, or take it in with `rlmake adopt {folder}`"
             )
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        if os.path.islink(folder) or (os.path.exists(folder) and not os.path.isdir(folder)):
             return f"{folder} is not a directory of its own; nothing is published through links"
         clear.add(folder)
-        folder = folder.parent
+        folder = os.path.dirname(folder)
     return None
 
 

@@ -3,12 +3,11 @@
 Registry.load()                    all experiment files, all faults
 registry.work(run)                 identity of a run's own stage (data, model or train)
 registry.artefact(target)          the artefact in the store that a target stands for
-registry.spec(artefact, …)         the `spec.json` of the job that makes it
+registry.reports                   what rests on runs: their reports, the best of each, grids
 """
 
 import functools
 import gc
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,53 +15,14 @@ from rlmake import config as schema
 from rlmake.build import accepted, failure, names, resources, revisions, store
 from rlmake.build.edges import Edges
 from rlmake.build.experiments import Experiments, Run, Suite, load
-from rlmake.build.fingerprint import fingerprint, leaves
+from rlmake.build.fingerprint import fingerprint
 from rlmake.build.names import Target
-from rlmake.build.store import KIND_OF_STAGE, SPEC_SCHEMA, STORE, Artefact
-from rlmake.config.fields import semantic_part, walk
+from rlmake.build.reports import Reports
+from rlmake.build.store import STORE, Artefact
+from rlmake.build.work import Work
+from rlmake.config.fields import semantic_part
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 from rlmake.core.jsonio import canonical
-
-Declared = Run | Suite
-
-
-@dataclass
-class Work:
-    """One unit of identity, and what its job needs to know.
-
-    `parents` are records {role, stage, fingerprint, step, kind, ref}: `ref` is the text in `config` that stands for the
-    parent and that the job replaces by the parent's path. `last_step` is a training's `max_steps`; with `fixed_length`
-    the schedule depends on it, so no other step may be the end.
-    """
-
-    stage: str
-    kind: str
-    fingerprint: str
-    config: dict[str, Any]
-    semantic: dict[str, Any]
-    parents: list[dict[str, Any]]
-    revisions: dict[str, Any]
-    declared: Declared | None
-    resources: dict[str, Any]
-    last_step: int | None = None
-    interval: int | None = None
-    fixed_length: bool = False
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def defaults(self) -> dict[str, Any]:
-        """Semantic leaves that nobody set and that hold the schema's own default: what a change in code would shift."""
-        if self.declared is None:
-            return {}
-        given = {key for key, _ in leaves(self.declared.raw)}
-        own = _schema_defaults(type(self.declared.config))
-        return {
-            key: value
-            for key, value in leaves(self.semantic)
-            if key in own and key not in given and canonical(value) in own[key]
-        }
-
-    def artefact(self, kind: str | None = None, step: int | None = None) -> Artefact:
-        return store.artefact(self.stage, self.fingerprint, kind or KIND_OF_STAGE[self.stage], step)
 
 
 class Registry:
@@ -80,7 +40,8 @@ class Registry:
         self.works: dict[tuple[str, str], Work] = {}
         self._by_run: dict[str, Work | None] = {}
         self._evals: dict[tuple[str, Artefact], Work] = {}
-        self._reports: dict[str, Work] = {}
+        self.reports = Reports(self)
+        self._targets: dict[str, Target] = {}
         self._failures: dict[Artefact, tuple[str, str] | None] = {}
         self._active: list[str] = []
         self.accepted = accepted.read()
@@ -94,6 +55,7 @@ class Registry:
         try:
             return cls._load(retry, allow_missing)
         finally:
+            gc.freeze()
             if collecting:
                 gc.enable()
 
@@ -133,7 +95,7 @@ class Registry:
         return work
 
     def _resolve(self, run: Run) -> Work:
-        return self._keep(self.identity(run), run.name)
+        return self.keep(self.identity(run), run.name)
 
     def identity(self, run: Run) -> Work:
         """What a run stands for. Raises `ConfigError`."""
@@ -170,7 +132,7 @@ class Registry:
         self.accepted_in_use[f"{stage}-{fingerprint}"] = record
         return record["stands_for"]
 
-    def _keep(self, work: Work, name: str) -> Work:
+    def keep(self, work: Work, name: str) -> Work:
         known = self.works.setdefault((work.stage, work.fingerprint), work)
         runs = known.facts.setdefault("runs", [])
         if name not in runs:
@@ -182,6 +144,11 @@ class Registry:
 
     def target(self, path: str) -> Target:
         """Take a target's path apart. Raises `UserError` when there is no such thing."""
+        if path not in self._targets:
+            self._targets[path] = self._target(path)
+        return self._targets[path]
+
+    def _target(self, path: str) -> Target:
         target = names.parse_target(path, self.runs, self.grids)
         if isinstance(target, str):
             raise UserError(target)
@@ -220,11 +187,11 @@ class Registry:
     def artefact(self, target: Target) -> Artefact:
         """The artefact that a target (without its `rest`) stands for."""
         if target.kind == "grid":
-            return self.grid(target.run).artefact()
+            return self.reports.of_grid(target.run).artefact()
         if target.kind == "best":
-            return self.best(target.run).artefact()
+            return self.reports.best(target.run).artefact()
         if target.kind == "report":
-            return self.report(target.run).artefact()
+            return self.reports.of_run(target.run).artefact()
         if target.kind == "eval":
             assert target.suite is not None
             return self.evaluation(target.suite, target.run, target.step).artefact()
@@ -242,7 +209,7 @@ class Registry:
         """Identity of the evaluation of a run's weights (of `step`, or the last) by a suite."""
         model = self.artefact(Target(run_name, "weights", step))
         if work := self._evals.get((suite_name, model)):
-            return self._keep(work, run_name)
+            return self.keep(work, run_name)
         suite, semantic, edges, config = self._suite(suite_name)
         parents = [{"role": "model", **model.record(), "ref": None}, *edges.parents]
         code = {"eval": revisions.SHIPPED["eval"], **edges.revisions}
@@ -265,7 +232,7 @@ class Registry:
             },
         )
         self._evals[suite_name, model] = work
-        return self._keep(work, run_name)
+        return self.keep(work, run_name)
 
     def evaluation_resources(self) -> list[dict[str, Any]]:
         """What evaluations take, every kind of them once: by suite, and by the [slurm] of the runs they belong to."""
@@ -279,132 +246,6 @@ class Registry:
         suite = self.suites[name]
         edges = Edges(self, suite.raw, suite.file)
         return suite, edges.resolve(suite.semantic()), edges, schema.dump(suite.config)
-
-    def report(self, run_name: str) -> Work:
-        """Identity of a run's report: its last checkpoint, its evaluations, and those of the run it began from."""
-        if run_name in self._reports:
-            return self._reports[run_name]
-        run, work = self.runs[run_name], self.work(run_name)
-        last = work.artefact("checkpoint", work.last_step)
-        parents = [{"role": "run", **last.record(), "ref": None}]
-        evals = []
-        before = self.before(run_name)
-        for of, name in [*([("before", before)] if before else []), ("run", run_name)]:
-            for suite in run.evals:
-                evaluation = self.evaluation(suite, name)
-                parents.append({"role": f"{of}.{suite}", **evaluation.artefact().record(), "ref": None})
-                evals.append(
-                    {
-                        "suite": suite,
-                        "of": name,
-                        "fingerprint": evaluation.fingerprint,
-                        "step": evaluation.facts["step"],
-                    }
-                )
-        code = {"report": revisions.SHIPPED["report"]}
-        report = self._keep(
-            Work(
-                stage="report",
-                kind="report",
-                fingerprint=fingerprint("report", "report", {}, parents, code),
-                config={},
-                semantic={},
-                parents=parents,
-                revisions=code,
-                declared=None,
-                resources=resources.of("report", {}),
-                facts={"evals": evals, "lineage": self.lineage(run_name), "step": work.last_step},
-            ),
-            run_name,
-        )
-        self._reports[run_name] = report
-        return report
-
-    def best(self, run_name: str) -> Work:
-        """Identity of the weights of a run's best checkpoint: its evaluations at every checkpoint, and the metric."""
-        run, work = self.runs[run_name], self.work(run_name)
-        assert run.best is not None and work.last_step is not None
-        key = "experiment.best"
-        if run.best.suite not in self.suites:
-            hint = nearest(run.best.suite, self.suites)
-            raise ConfigError(
-                Fault(f"there is no suite experiments/evals/{run.best.suite}.toml{hint}", f"{key}.suite", run.file)
-            )
-        if not work.interval:
-            raise ConfigError(
-                Fault("needs ckpt.interval: it says which checkpoints there are to choose from", key, run.file)
-            )
-        steps = sorted({*range(work.interval, work.last_step + 1, work.interval), work.last_step})
-        parents, evals = [], []
-        for step in steps:
-            evaluation = self.evaluation(run.best.suite, run_name, step)
-            parents.append({"role": f"step_{step}", **evaluation.artefact().record(), "ref": None})
-            evals.append({"step": step, "fingerprint": evaluation.fingerprint})
-        semantic = run.best.model_dump()
-        code = {"best": revisions.SHIPPED["best"]}
-        return self._keep(
-            Work(
-                stage="best",
-                kind="best",
-                fingerprint=fingerprint("best", "best", semantic, parents, code),
-                config={},
-                semantic=semantic,
-                parents=parents,
-                revisions=code,
-                declared=None,
-                resources=resources.of("best", {}),
-                facts={"evals": evals, "train": work.fingerprint},
-            ),
-            run_name,
-        )
-
-    def grid(self, name: str) -> Work:
-        """Identity of a grid's report: the last checkpoint and the evaluations of every cell.
-
-        Cells whose training failed for good are named, not waited for; with `allow_missing` neither is anything else
-        that is not there.
-        """
-        if name in self._reports:
-            return self._reports[name]
-        parents, cells, lost, trains = [], [], {}, ""
-        for run in (run for run in self.runs.values() if run.grid == name):
-            assert run.cell is not None
-            trains = run.kind
-            work = self.work(run.name)
-            row = {"name": run.cell.name, "run": run.name, "values": run.cell.values, "texts": run.cell.texts}
-            row |= {"baseline": run.cell.baseline, "train": work.fingerprint, "step": work.last_step, "evals": []}
-            failed = self.failure(work.artefact("weights", work.last_step))
-            wanted = [("run", work.artefact("checkpoint", work.last_step))]
-            for suite in run.evals:
-                evaluation = self.evaluation(suite, run.name)
-                wanted.append((suite, evaluation.artefact()))
-                row["evals"].append({"suite": suite, "fingerprint": evaluation.fingerprint})
-            for role, artefact in wanted:
-                if failed or (self.allow_missing and store.finished(artefact) is None):
-                    lost.setdefault(run.cell.name, f"{failed[0]} {failed[1]}" if failed else "not built")
-                else:
-                    parents.append({"role": f"{run.cell.name}.{role}", **artefact.record(), "ref": None})
-            cells.append(row)
-        axes = list(dict.fromkeys(key for cell in cells for key in cell["values"]))  # records sort their keys
-        code = {"grid": revisions.SHIPPED["grid"]}
-        semantic = {"cells": [[c["name"], c["values"], c["baseline"]] for c in cells], "lost": lost}
-        work = self._keep(
-            Work(
-                stage="grid",
-                kind="grid",
-                fingerprint=fingerprint("grid", "grid", semantic, parents, code),
-                config={},
-                semantic=semantic,
-                parents=parents,
-                revisions=code,
-                declared=None,
-                resources=resources.of("grid", {}),
-                facts={"grid": name, "trains": trains, "axes": axes, "cells": cells, "lost": lost},
-            ),
-            name,
-        )
-        self._reports[name] = work
-        return work
 
     def failure(self, artefact: Artefact) -> tuple[str, str] | None:
         """`(run, failure)` that an artefact which is not there would run into: its own or a parent's."""
@@ -427,58 +268,6 @@ class Registry:
             return [store.artefact_of(parent) for parent in work.parents]
         return [store.exported_from(artefact, store.has_lora(work.config))]
 
-    def before(self, run_name: str) -> str | None:
-        """The training whose weights a run began from, None where it began from a model that was not trained here."""
-        work = self.work(run_name)
-        for parent in work.parents:
-            if parent["stage"] == "train" and parent["kind"] == "weights" and parent["role"].endswith("model.name"):
-                target = names.parse_target(parent["ref"], self.runs)
-                return target.run if isinstance(target, Target) and target.step is None else None
-        return None
-
-    @functools.cache  # noqa: B019 - a registry lives as long as its process
-    def lineage(self, run_name: str, step: int | None = None) -> list[dict[str, Any]]:
-        """What a run (at `step`, or its last) descends from, oldest first, itself last.
-
-        Rows are {name, stage, kind, fingerprint, step, manifest}.
-        """
-        work, rows = self.work(run_name), []
-        for parent in work.parents:
-            target = names.parse_target(parent["ref"], self.runs)
-            assert isinstance(target, Target)
-            rows += [row for row in self.lineage(target.run, target.step) if row not in rows]
-        artefact = work.artefact(*(("checkpoint", step or work.last_step) if work.stage == "train" else ()))
-        return [
-            *rows,
-            {
-                "name": run_name,
-                "stage": work.stage,
-                "kind": work.kind,
-                "fingerprint": work.fingerprint,
-                "step": artefact.step,
-                "manifest": artefact.manifest_path.as_posix(),
-            },
-        ]
-
-    def spec(self, work: Work, steps: list[int], moment: dict[str, Any]) -> dict[str, Any]:
-        """The record `spec.json`. `moment`: planned_at and code; `steps`: those of a training that are asked for."""
-        return {
-            "schema": SPEC_SCHEMA,
-            "stage": work.stage,
-            "kind": work.kind,
-            "fingerprint": work.fingerprint,
-            "config": work.config,
-            "semantic": work.semantic,
-            "parents": work.parents,
-            "revisions": work.revisions,
-            "defaults": work.defaults(),
-            "resources": work.resources,
-            "fixed_length": work.fixed_length,
-            "steps": sorted(steps),
-            **work.facts,
-            **moment,
-        }
-
 
 def _slurm(config: Any) -> dict[str, Any] | None:
     """A run's [slurm] table, None where it has none."""
@@ -489,15 +278,3 @@ def _slurm(config: Any) -> dict[str, Any] | None:
 def _find(config: dict[str, Any], key: str) -> Any:
     """A key of a training's configuration: the trainer's own, which a shared one of the root has filled."""
     return config["trainer"].get(key) if isinstance(config.get("trainer"), dict) else config.get(key)
-
-
-@functools.cache
-def _schema_defaults(cls: type) -> dict[str, set[bytes]]:
-    """`{dotted key: its defaults}` in canonical JSON (several where tables of a union share a key)."""
-    found: dict[str, set[bytes]] = {}
-    for key, info, _ in walk(cls):
-        if not info.is_required():
-            default = info.get_default(call_default_factory=True)
-            if isinstance(default, str | int | float | bool | None):
-                found.setdefault(key, set()).add(canonical(default))
-    return found

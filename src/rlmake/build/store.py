@@ -46,23 +46,28 @@ class Artefact:
     @functools.cached_property
     def folder(self) -> Path:
         """Its directory in the store, relative to the project's root."""
-        return STORE / f"{self.stage}-{self.fingerprint}"
+        return Path(f"{STORE}/{self.stage}-{self.fingerprint}")
 
     @functools.cached_property
-    def manifest_path(self) -> Path:
-        if self.stage != "train":
-            return self.folder / "manifest.json"
-        if self.kind == "checkpoint":
-            return self.folder / "manifests" / f"step_{self.step}.json"
-        return self.folder / "exports" / f"step_{self.step}" / f"{self.kind}.json"
+    def declared(self) -> str:
+        """The manifest as Snakemake knows it: the output that a rule declares."""
+        leaf = "manifest.json"
+        if self.stage == "train":
+            step = f"step_{self.step}"
+            leaf = f"manifests/{step}.json" if self.kind == "checkpoint" else f"exports/{step}/{self.kind}.json"
+        return f"{STORE}/{self.stage}-{self.fingerprint}/{leaf}"
 
     @property
+    def manifest_path(self) -> Path:
+        return Path(self.declared)
+
+    @functools.cached_property
     def done_path(self) -> Path:
         if self.stage != "train":
             return self.folder / "done.json"
         if self.kind == "checkpoint":
-            return self.folder / "manifests" / f"done_{self.step}.json"
-        return self.folder / "exports" / f"step_{self.step}" / f"{self.kind}.done.json"
+            return self.folder / f"manifests/done_{self.step}.json"
+        return self.folder / f"exports/step_{self.step}/{self.kind}.done.json"
 
     @functools.cached_property
     def path(self) -> Path:
@@ -139,6 +144,8 @@ def faults(artefact: Artefact, manifest: dict[str, Any], hashes: bool = False) -
 
 def finished(artefact: Artefact) -> dict[str, Any] | None:
     """The manifest of an artefact that is done and whose files have their sizes, from its undeclared truth."""
+    if not os.path.isdir(artefact.folder):  # most of a plan: not worth an error's message
+        return None
     try:
         manifest = read_manifest(artefact.done_path)
     except UserError:

@@ -6,6 +6,7 @@ targets and to force what must be made again although it exists. Both end in one
 """
 
 import inspect
+import os
 import shlex
 import signal
 import subprocess
@@ -93,7 +94,7 @@ class Jobs:
 
     def inputs(self, made: Artefact, parents: Callable[[], Iterable[Artefact]]) -> list[str]:
         """The manifests that making `made` waits for."""
-        return [parent.manifest_path.as_posix() for parent in parents()]
+        return [parent.declared for parent in parents()]
 
     def parents(self, stage: str) -> Callable[[Any], list[str]]:
         """Input function of the rules that make a stage: the manifests of its parents."""
@@ -161,7 +162,7 @@ class Driver(Jobs):
         if self.options.budget_gpu_hours is not None:
             explain.check_budget(explain.document(self.registry, self.needs), self.options.budget_gpu_hours)
         self._count_gpus()
-        settings.forcerun = {*settings.forcerun, *(path.as_posix() for path in self.needs.stale)}
+        settings.forcerun = {*settings.forcerun, *self.needs.stale}
 
     def _ask(self) -> None:
         """Where nothing but a default in the code has changed, the user says what is to be done, before it is done."""
@@ -181,19 +182,19 @@ class Driver(Jobs):
 
     def inputs(self, made: Artefact, parents: Callable[[], Iterable[Artefact]]) -> list[str]:
         """What is there and whole waits for nothing: identity is in the path, no time stamp of a parent ever counts."""
-        if made not in self.needs.missing and made.manifest_path.is_file():
+        if made not in self.needs.missing and os.path.isfile(made.declared):
             return []
-        return [self.needs.source(parent).as_posix() for parent in parents()]
+        return [self.needs.source(parent) for parent in parents()]
 
     def published(self, leaf: str) -> Callable[[Any], Any]:
         """Input function of a publishing rule: the manifest of the artefact that its link stands for."""
 
         def inputs(wildcards: Any) -> list[str]:
             target = self._target(leaf, wildcards)
-            link, artefact = Path(target.path), self.registry.artefact(target)
-            if artefact.manifest_path.is_file() and publish.points(link, self.registry.place(target)):
+            artefact = self.registry.artefact(target)
+            if os.path.isfile(artefact.declared) and publish.points(target.path, self.registry.place(target)):
                 return []
-            return [self.needs.source(artefact).as_posix()]
+            return [self.needs.source(artefact)]
 
         return of_wildcards(inputs)
 
@@ -224,7 +225,7 @@ class Driver(Jobs):
             stage = RULES.get(job.rule.name)
             work = stage and self.registry.works.get((stage, job.wildcards.fp))
             if work:
-                store.write_spec(self.registry.spec(work, sorted(self.needs.steps.get(work.fingerprint, ())), moment))
+                store.write_spec(work.spec(sorted(self.needs.steps.get(work.fingerprint, ())), moment))
                 if self.options.retry_failed and stage == "train":
                     failure.forgive(work.artefact("checkpoint", 0).folder)
         self.registry.cache.save()

@@ -5,12 +5,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from rlmake.build import accepted, explain, garbage, store
 from rlmake.build import adopt as adoption
 from rlmake.build.names import OUTPUTS, Target
-from rlmake.build.registry import Registry, Work
+from rlmake.build.registry import Registry
+from rlmake.build.work import Work
 from rlmake.build.workflow import code_state
 from rlmake.core.errors import UserError, nearest
 
@@ -170,6 +170,3 @@ def report(argv: list[str]) -> int:
     if done.returncode == 0:
         print(f"{targets[0]}")
     return done.returncode
-
-
-VERBS: dict[str, Any] = {"accept": accept, "adopt": adopt, "gc": gc, "pin": pin, "unpin": unpin, "report": report}

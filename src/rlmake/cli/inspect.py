@@ -66,6 +66,3 @@ def _summarise(found: Any, data: Any) -> None:
         f"   packed: {found.packed:,} rows of {data.seq_len} tokens, padding {found.padding:.1%}; "
         f"{steps:.1f} steps an epoch"
     )
-
-
-VERBS = {"inspect-data": inspect_data}

@@ -11,7 +11,8 @@ from rlmake.build import card as cards
 from rlmake.build import explain, names, store
 from rlmake.build.experiments import FOLDER, SUITES
 from rlmake.build.fingerprint import leaves
-from rlmake.build.registry import Registry, Work
+from rlmake.build.registry import Registry
+from rlmake.build.work import Work
 from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import canonical, read_json
 
@@ -221,6 +222,3 @@ def _edited(text: str, settings: list[str]) -> str:
                 raise UserError(f"--set {key.strip()}: {part} is no table there")
         node[last] = item
     return tomlkit.dumps(document)
-
-
-VERBS = {"card": card, "diff": diff, "new": new}

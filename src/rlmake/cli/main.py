@@ -1,8 +1,8 @@
 """The console scripts. Heavy packages are imported only for a valid configuration, so that errors come at once."""
 
-import importlib
 import sys
 
+from rlmake.cli import verbs
 from rlmake.core.errors import UserError, entry_point, nearest
 
 ENTRIES = {
@@ -89,19 +89,19 @@ def main() -> int | None:
     verb, *rest = argv
     if verb in ENTRIES:
         return run_entry(verb, rest)
-    verbs = importlib.import_module("rlmake.cli.rlmake").VERBS
-    if verb not in verbs:
-        raise UserError(f"rlmake {verb}: no such verb{nearest(verb, [*ENTRIES, *verbs])}; rlmake --help lists them")
-    return verbs[verb](rest)
+    if verb not in verbs.HOME:
+        hint = nearest(verb, [*ENTRIES, *verbs.HOME])
+        raise UserError(f"rlmake {verb}: no such verb{hint}; rlmake --help lists them")
+    return verbs.load(verb)(rest)
 
 
 def usage() -> str:
     """The verbs, one a line; those of the build say themselves what they do in the first line of their docstring."""
     lines = ["usage: rlmake <verb> …    (rlmake <verb> --help for its options)", "", "entry points:"]
     lines += [f"  {name:<12} {text}" for name, text in ENTRIES.items()]
-    verbs = importlib.import_module("rlmake.cli.rlmake").VERBS
     lines += ["", "build:"]
-    lines += [f"  {name:<12} {(verb.__doc__ or '').strip().partition(chr(10))[0]}" for name, verb in verbs.items()]
+    for name in verbs.HOME:
+        lines.append(f"  {name:<12} {(verbs.load(name).__doc__ or '').strip().partition(chr(10))[0]}")
     return "\n".join(lines)
 
 

@@ -6,19 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import explain, store, submission
+from rlmake.build import explain, store
 from rlmake.build import plan as build_plan
 from rlmake.build.names import OUTPUTS
 from rlmake.build.registry import Registry
 from rlmake.build.workflow import amount
-from rlmake.cli.housekeeping import VERBS as HOUSEKEEPING
-from rlmake.cli.inspect import VERBS as INSPECT
-from rlmake.cli.lookup import VERBS as LOOKUP
-from rlmake.cli.tail import VERBS as TAIL
 from rlmake.core.errors import UserError
-from rlmake.export.cli import VERBS as EXPORT
-from rlmake.report.overview import VERBS as OVERVIEW
-from rlmake.report.summary import VERBS as SUMMARY
 
 SHOWN_LINKS = 12
 
@@ -103,21 +96,6 @@ def verify(argv: list[str]) -> int:
     return 1 if damaged else 0
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {
-    "plan": plan,
-    "why": why,
-    "ls": ls,
-    "verify": verify,
-    **TAIL,
-    **INSPECT,
-    **LOOKUP,
-    **HOUSEKEEPING,
-    **EXPORT,
-    **SUMMARY,
-    **OVERVIEW,
-}
-
-
 def _planned(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """`(the plan, lines about what is damaged, failed or to be asked)`."""
     if not Path("Snakefile").is_file():
@@ -130,6 +108,8 @@ def _planned(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     lines = [*build_plan.notes(needs), *(f"asks: {line}" for line in asks)]
     document = explain.document(registry, needs)
     if getattr(args, "slurm", False):
+        from rlmake.build import submission
+
         submission.check_plan(document["jobs"], registry.works)
     return document | {"asks": asks}, lines
 

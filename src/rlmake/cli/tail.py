@@ -170,6 +170,3 @@ def _files(folder: Path) -> Iterator[Path]:
             path = Path(root) / name
             if name.endswith(".log") and not path.is_symlink():
                 yield path
-
-
-VERBS = {"tail": tail}

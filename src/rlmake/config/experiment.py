@@ -125,9 +125,10 @@ def experiment_table(raw: dict[str, Any], file: Path | str) -> ExperimentTable:
         raise ConfigError(placed(named, raw, str(file))) from None
 
 
-def load_experiment(file: Path | str) -> tuple[ExperimentTable, Composed]:
-    """`(its [experiment] table, the configuration composed over what it extends)` of an experiment file."""
-    composed, table = load_layer(file)
+def load_experiment(file: Path | str, fragments: dict[str, Composed] | None = None) -> tuple[ExperimentTable, Composed]:
+    """`(its [experiment] table, the configuration composed over what it extends)` of an experiment file; `fragments`
+    as in `load_layer`."""
+    composed, table = load_layer(file, fragments)
     return experiment_table(table, file), composed
 
 

@@ -6,11 +6,12 @@ done (`runtime`), or how far it goes (`horizon`: steps, checkpoint cadence and r
 schema, `semantic_part` takes from a configuration what belongs into a fingerprint.
 """
 
+import copy
 import functools
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -18,6 +19,7 @@ from pydantic_config import BaseConfig
 
 FieldClass = Literal["semantic", "runtime", "horizon"]
 CLASSES = typing.get_args(FieldClass)
+PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 class Config(BaseConfig):
@@ -43,6 +45,14 @@ class Config(BaseConfig):
                     value["type"] = kind
         return data
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy of all that can change: pydantic's rule, with which it copies defaults, without its price."""
+        copied = self.__copy__()
+        for name, value in copied.__dict__.items():
+            if type(value) not in PLAIN:
+                copied.__dict__[name] = copy.deepcopy(value, memo)
+        return copied
+
     def reclassified(self) -> dict[str, FieldClass]:
         """Fields (dotted, relative to this table) whose class depends on the values of this configuration."""
         return {}
@@ -65,10 +75,13 @@ def _default_types(cls: type[BaseModel]) -> tuple[tuple[str, str], ...]:
 def plain_copy(value: Any) -> Any:
     """A deep copy of nested dictionaries and lists; much faster than `copy.deepcopy`."""
     if isinstance(value, dict):
-        return {key: plain_copy(item) for key, item in value.items()}
+        return {key: plain_copy(item) if isinstance(item, NESTED) else item for key, item in value.items()}
     if isinstance(value, list):
-        return [plain_copy(item) for item in value]
+        return [plain_copy(item) if isinstance(item, NESTED) else item for item in value]
     return value
+
+
+NESTED = (dict, list)
 
 
 def _declare(kind: str, default: Any, doc: str, extra: dict[str, Any]) -> Any:
@@ -167,64 +180,79 @@ def semantic_part(config: Config, *, with_horizon: bool = False) -> dict[str, An
     Shared keys of a root are left out: they are counted in the tables that they filled. Tables without any semantic
     field vanish. `with_horizon` adds the horizon fields.
     """
-    wanted = {"semantic", "horizon"} if with_horizon else {"semantic"}
+    wanted = ALL_BUT_RUNTIME if with_horizon else SEMANTIC
     return _select(config, wanted, _overrides(config)) or {}
 
 
-PLAIN = (str, int, float, bool, type(None))
+SEMANTIC, ALL_BUT_RUNTIME = frozenset({"semantic"}), frozenset({"semantic", "horizon"})
+Overrides = dict[str, Any]  # field → its class, or the overrides of the fields of that table
 
 
 @functools.cache
-def _marks(cls: type[BaseModel]) -> tuple[tuple[str, FieldClass | None, bool], ...]:
-    """`(field, declared class, shared)` of a table's own fields."""
-    return tuple((name, field_class(info), is_shared(info)) for name, info in cls.model_fields.items())
+def _marks(cls: type[BaseModel]) -> tuple[tuple[str, FieldClass | None], ...]:
+    """`(field, declared class)` of a table's own fields, without those that only fill others."""
+    return tuple((name, field_class(info)) for name, info in cls.model_fields.items() if not is_shared(info))
 
 
 @functools.cache
-def _inner(cls: type[BaseModel]) -> tuple[str, ...]:
-    """Fields of a table that may hold a table."""
-    return tuple(name for name, info in cls.model_fields.items() if tables(info.annotation))
+def _counting(cls: type[BaseModel], wanted: frozenset[str]) -> tuple[tuple[str, FieldClass | None], ...]:
+    """Those of `_marks` that can count while nothing in the table is reclassified."""
+    return tuple((name, declared) for name, declared in _marks(cls) if declared is None or declared in wanted)
 
 
-def _overrides(config: BaseModel, prefix: str = "") -> dict[str, str]:
+@functools.cache
+def _changing(cls: type[BaseModel]) -> tuple[str, ...]:
+    """Fields of a table that may hold a table with `reclassified` fields."""
+    return tuple(name for name, info in cls.model_fields.items() if any(map(_changes, tables(info.annotation))))
+
+
+def _changes(cls: type[BaseModel]) -> bool:
+    own = issubclass(cls, Config) and cls.reclassified is not Config.reclassified
+    return own or bool(_changing(cls))
+
+
+def _overrides(config: BaseModel) -> Overrides:
     """All `reclassified` fields below `config`; an outer table's word counts over an inner one's."""
-    found: dict[str, str] = {}
-    for name in _inner(type(config)):
+    found: Overrides = {}
+    for name in _changing(type(config)):
         value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            found |= _overrides(value, f"{prefix}{name}.")
-    if isinstance(config, Config) and type(config).reclassified is not Config.reclassified:
-        found |= {f"{prefix}{key}": kind for key, kind in config.reclassified().items()}
+        if isinstance(value, BaseModel) and (inner := _overrides(value)):
+            found[name] = inner
+    for key, kind in config.reclassified().items() if isinstance(config, Config) else ():
+        *parents, last = key.split(".")
+        functools.reduce(lambda table, part: table.setdefault(part, {}), parents, found)[last] = kind
     return found
 
 
-def _select(config: BaseModel, wanted: set[str], overrides: dict[str, str], prefix: str = "") -> dict[str, Any] | None:
+def _select(config: BaseModel, wanted: frozenset[str], overrides: Overrides | None) -> dict[str, Any] | None:
     out: dict[str, Any] = {}
-    for name, declared, shared in _marks(type(config)):
-        if shared:
+    for name, declared in _marks(type(config)) if overrides else _counting(type(config), wanted):
+        kind, inner, value = declared, None, getattr(config, name)
+        if overrides and name in overrides:
+            changed = overrides[name]
+            kind, inner = (declared, changed) if isinstance(changed, dict) else (changed, None)
+        if not (kind is None or kind in wanted or (isinstance(value, BaseModel) and _any_counts(inner, wanted))):
             continue
-        key, value = f"{prefix}{name}", getattr(config, name)
-        kind = overrides.get(key) or declared
-        if not (kind is None or kind in wanted or (isinstance(value, BaseModel) and _below(key, wanted, overrides))):
-            continue
-        picked = value if isinstance(value, PLAIN) else _pick(value, wanted, overrides, f"{key}.")
+        picked = value if type(value) in PLAIN else _pick(value, wanted, inner)
         if picked is not None or kind is not None:
             out[name] = picked
     return out or None
 
 
-def _below(key: str, wanted: set[str], overrides: dict[str, str]) -> bool:
-    """Whether a field below `key` was reclassified to count, although the table itself does not."""
-    return any(kind in wanted and name.startswith(f"{key}.") for name, kind in overrides.items())
+def _any_counts(overrides: Overrides | None, wanted: frozenset[str]) -> bool:
+    """Whether a field was reclassified to count, although the table itself does not."""
+    return any(
+        _any_counts(kind, wanted) if isinstance(kind, dict) else kind in wanted for kind in (overrides or {}).values()
+    )
 
 
-def _pick(value: Any, wanted: set[str], overrides: dict[str, str], prefix: str) -> Any:
+def _pick(value: Any, wanted: frozenset[str], overrides: Overrides | None) -> Any:
     if isinstance(value, BaseModel):
-        return _select(value, wanted, overrides, prefix)
+        return _select(value, wanted, overrides)
     if isinstance(value, list | tuple):
-        return [_pick(item, wanted, overrides, prefix) for item in value]
+        return [_pick(item, wanted, overrides) for item in value]
     if isinstance(value, dict):
-        return {key: _pick(item, wanted, overrides, prefix) for key, item in value.items()}
+        return {key: _pick(item, wanted, overrides) for key, item in value.items()}
     return value
 
 

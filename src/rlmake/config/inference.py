@@ -114,6 +114,13 @@ BOTH_ENGINES = (
 )
 
 
+@functools.cache
+def _of_vllm_only() -> dict[str, Any]:
+    """Options that the other engine does not have, with their defaults."""
+    fields = {name: info for name, info in VllmConfig.model_fields.items() if name not in BOTH_ENGINES}
+    return {name: info.get_default(call_default_factory=True) for name, info in fields.items()}
+
+
 class InferenceConfig(Config):
     """The inference server (`inference`)."""
 
@@ -175,12 +182,7 @@ class InferenceConfig(Config):
 
     def _unread(self) -> list[tuple[str, str]]:
         """Options of the vLLM engine that were set although it is not the one in use."""
-        fields = {name: info for name, info in VllmConfig.model_fields.items() if name not in BOTH_ENGINES}
-        changed = [
-            name
-            for name, info in fields.items()
-            if getattr(self.vllm, name) != info.get_default(call_default_factory=True)
-        ]
+        changed = [name for name, default in _of_vllm_only().items() if getattr(self.vllm, name) != default]
         return [
             (f"vllm.{name}", "counts for the vllm engine only, and the engine is 'transformers'") for name in changed
         ]
@@ -191,5 +193,5 @@ class InferenceConfig(Config):
         if self.engine == "vllm":
             fields |= {f"transformers.{name}": "runtime" for name in TransformersConfig.model_fields}
         else:
-            fields |= {f"vllm.{name}": "runtime" for name in VllmConfig.model_fields if name not in BOTH_ENGINES}
+            fields |= {f"vllm.{name}": "runtime" for name in _of_vllm_only()}
         return fields

@@ -4,13 +4,14 @@ Layers are merged from left to right: tables key by key, everything else (lists 
 TOML. `[experiment]` belongs to the build; its `extends` names files to compose below the file, relative to it.
 """
 
-import functools
 import json
+import os
 import re
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 from rlmake.config.fields import plain_copy
 from rlmake.core.errors import ConfigError, Fault
@@ -40,45 +41,37 @@ class Composed(dict):
         return Composed(plain_copy(dict(self)), self.origins)
 
 
-@functools.lru_cache(maxsize=1024)
-def _read(path: str, stamp: tuple[int, int]) -> dict[str, Any]:
-    text = Path(path).read_bytes()
-    suffix = Path(path).suffix
+def read_file(path: Path | str) -> dict[str, Any]:
+    """The raw content of one file. Raises `ConfigError` that names the file."""
+    name = str(path)
+    suffix = os.path.splitext(name)[1]
+    if suffix not in SUFFIXES:
+        raise ConfigError(Fault(f"expected a file ending in {', '.join(SUFFIXES)}", file=name))
+    if not os.path.isfile(name):
+        raise ConfigError(Fault("is not a file" if os.path.exists(name) else "no such file", file=name))
     try:
+        with open(name, "rb") as file:
+            text = file.read()
         if suffix == ".toml":
-            return tomllib.loads(text.decode("utf-8"))
-        if suffix == ".json":
+            data = tomli.loads(text.decode("utf-8"))
+        elif suffix == ".json":
             data = json.loads(text)
         else:
             import yaml
 
             data = yaml.safe_load(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(Fault(f"not readable as TOML: {error}", file=path)) from None
+    except tomli.TOMLDecodeError as error:
+        raise ConfigError(Fault(f"not readable as TOML: {error}", file=name)) from None
     except ModuleNotFoundError:
-        raise ConfigError(Fault("YAML needs the package pyyaml", file=path)) from None
+        raise ConfigError(Fault("YAML needs the package pyyaml", file=name)) from None
     except Exception as error:
         message = " ".join(str(error).split())
-        raise ConfigError(Fault(f"not readable as {suffix[1:].upper()}: {message}", file=path)) from None
+        raise ConfigError(Fault(f"not readable as {suffix[1:].upper()}: {message}", file=name)) from None
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(Fault(f"expected a table at the top, not {type(data).__name__}", file=path))
+        raise ConfigError(Fault(f"expected a table at the top, not {type(data).__name__}", file=name))
     return data
-
-
-def read_file(path: Path | str) -> dict[str, Any]:
-    """The raw content of one file (a copy). Raises `ConfigError` that names the file."""
-    name = str(path)
-    if Path(name).suffix not in SUFFIXES:
-        raise ConfigError(Fault(f"expected a file ending in {', '.join(SUFFIXES)}", file=name))
-    try:
-        stat = Path(name).stat()
-    except OSError:
-        raise ConfigError(Fault("no such file", file=name)) from None
-    if not Path(name).is_file():
-        raise ConfigError(Fault("is not a file", file=name))
-    return plain_copy(_read(name, (stat.st_mtime_ns, stat.st_size)))
 
 
 def _is_null(value: Any) -> bool:
@@ -123,8 +116,9 @@ def _merge(base, node, layer, file, path, origins, faults) -> None:
         if isinstance(old, dict) and old and not _is_null(value):
             faults.append(Fault(f"expected a table, not {value!r}", ".".join(here), source))
             continue
-        for known in [known for known in base.origins if known[: len(here)] == here]:
-            del base.origins[known]
+        if isinstance(old, dict | list):
+            for known in [known for known in base.origins if known[: len(here)] == here]:
+                del base.origins[known]
         node[key] = plain_copy(value)
         base.origins[here] = source
 
@@ -157,29 +151,37 @@ def set_key(raw: Composed, dotted: str, value: Any, file: str) -> None:
     overlay(raw, nest(dotted, value), file)
 
 
-def load_layer(path: Path | str, chain: tuple[Path, ...] = ()) -> tuple[Composed, dict[str, Any]]:
-    """`(file composed over what it extends, its own [experiment] table)`; the table is not in the first."""
-    real = Path(path).resolve()
-    reals = [item.resolve() for item in chain]
-    if real in reals:
-        names = " → ".join(item.name for item in (*chain[reals.index(real) :], real))
-        raise ConfigError(Fault(f"extends itself: {names}", "experiment.extends", str(chain[-1])))
+def load_layer(
+    path: Path | str, fragments: dict[str, Composed] | None = None, chain: tuple[str, ...] = ()
+) -> tuple[Composed, dict[str, Any]]:
+    """`(file composed over what it extends, its own [experiment] table)`; the table is not in the first.
+
+    `fragments` keeps what files extend from by its path, so that a project's files read one after the other compose it
+    once.
+    """
+    path, fragments = str(path), {} if fragments is None else fragments
+    if chain:
+        reals = list(map(os.path.realpath, (*chain, path)))
+        if reals[-1] in reals[:-1]:
+            names = " → ".join(map(os.path.basename, reals[reals.index(reals[-1]) :]))
+            raise ConfigError(Fault(f"extends itself: {names}", "experiment.extends", chain[-1]))
     data = read_file(path)
     experiment = data.pop("experiment", {})
     if not isinstance(experiment, dict):
-        raise ConfigError(Fault(f"expected a table, not {experiment!r}", "experiment", str(path)))
+        raise ConfigError(Fault(f"expected a table, not {experiment!r}", "experiment", path))
     extends = experiment.get("extends", [])
     extends = [extends] if isinstance(extends, str) else extends
     if not isinstance(extends, list) or not all(isinstance(item, str) for item in extends):
-        raise ConfigError(Fault("expected a file or a list of files", "experiment.extends", str(path)))
+        raise ConfigError(Fault("expected a file or a list of files", "experiment.extends", path))
     composed = Composed()
     for item in extends:
-        below = Path(path).parent / item
-        if not below.is_file():
-            raise ConfigError(Fault(f"no such file: {item} ({below})", "experiment.extends", str(path)))
-        layer, _ = load_layer(below, (*chain, Path(path)))
-        overlay(composed, layer, str(below))
-    overlay(composed, data, str(path))
+        below = str(Path(os.path.dirname(path), item))
+        if below not in fragments:
+            if not os.path.isfile(below):
+                raise ConfigError(Fault(f"no such file: {item} ({below})", "experiment.extends", path))
+            fragments[below], _ = load_layer(below, fragments, (*chain, path))
+        overlay(composed, fragments[below], below)
+    overlay(composed, data, path)
     return composed, experiment
 
 

@@ -12,7 +12,7 @@ from rlmake.config import unbuilt
 from rlmake.config.describe import help_text
 from rlmake.config.experiment import GridTable, check_direct
 from rlmake.config.faults import of_validation, placed
-from rlmake.config.fields import Config, dump, element_tables, plain_copy, tables
+from rlmake.config.fields import Config, element_tables, plain_copy, tables
 from rlmake.config.grid import expand, pick
 from rlmake.config.layers import COMMAND_LINE, Composed, load_layer, nest, overlay, set_key
 from rlmake.config.spread import SPREAD, SharingConfig
@@ -42,7 +42,7 @@ def parse(cls: type[C], raw: dict[str, Any], file: Path | str | None = None) -> 
             if not any(key == one or key.startswith(f"{one}.") for one in refused):
                 faults.append(Fault(fault.message, key))
     if config is not None and not faults:
-        faults += unbuilt.faults(cls.entry, dump(config))
+        faults += unbuilt.faults_of(config)
     if faults or config is None:
         raise ConfigError(placed(faults, raw, str(file) if file else None))
     return config

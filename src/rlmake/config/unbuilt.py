@@ -5,10 +5,12 @@ in every entry point and below every table that ends so (`model.lora` is also `t
 anchored at the root of that entry point.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rlmake.config.fields import Config, walk
 from rlmake.core.errors import Fault
 
 
@@ -92,8 +94,35 @@ def _matching(entry: str | None, path: str) -> Iterator[Unbuilt]:
 FREE = ("arguments", "env", "kwargs", "extra_body", "env_vars", "headers")  # tables whose keys belong to the user
 
 
+@functools.cache
+def _refusable(cls: type[Config]) -> list[tuple[str, list[Unbuilt]]]:
+    """`(dotted key, what may refuse it)` of a schema's own fields; elements of lists and tables stand under `*`."""
+    keys = (key for key in dict.fromkeys(key for key, _, _ in walk(cls)) if key.split(".")[0] not in cls.undumped)
+    return [(key, items) for key in keys if (items := list(_matching(cls.entry, key)))]
+
+
+def faults_of(config: Config) -> list[Fault]:
+    """The same of a validated configuration, whose defaults are refused like what was written."""
+    found = []
+    for key, items in _refusable(type(config)):
+        for place, value in _at(config, key.split(".")):
+            found += [Fault(item.reason, place) for item in items if item.hits(value)][:1]
+    return found
+
+
+def _at(node: Any, parts: list[str], path: str = "") -> Iterator[tuple[str, Any]]:
+    """`(dotted key, value)` of what stands at `parts`; nothing where another variant of a table has no such field."""
+    if not parts:
+        yield path[:-1], node
+    elif parts[0] == "*":
+        for key, item in node.items() if isinstance(node, dict) else enumerate(node or ()):
+            yield from _at(item, parts[1:], f"{path}{key}.")
+    elif hasattr(node, parts[0]):
+        yield from _at(getattr(node, parts[0]), parts[1:], f"{path}{parts[0]}.")
+
+
 def faults(entry: str | None, data: Any, path: str = "") -> list[Fault]:
-    """One fault per refused key of a raw (or dumped) configuration."""
+    """One fault per refused key of a raw configuration."""
     found: list[Fault] = []
     if isinstance(data, list):
         for index, item in enumerate(data):

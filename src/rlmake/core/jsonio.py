@@ -11,19 +11,23 @@ from blake3 import blake3
 
 from rlmake.core.errors import UserError
 
+_AS_IT_IS = frozenset({str, int, bool, type(None)})
+
 
 def _plain(value: Any) -> Any:
     """Numbers that are equal become equal text (`3.0` → `3`), tuples become lists, paths become text."""
-    if isinstance(value, bool) or value is None or isinstance(value, str | int):
+    if type(value) in _AS_IT_IS:
         return value
+    if isinstance(value, dict):
+        return {str(key): item if type(item) in _AS_IT_IS else _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"canonical JSON holds no {value}")
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+    if isinstance(value, str | int):  # of a class of its own
+        return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"canonical JSON holds no {type(value).__name__}")

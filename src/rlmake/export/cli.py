@@ -26,9 +26,6 @@ def export(argv: list[str]) -> int | None:
     return 0
 
 
-VERBS = {"export": export}
-
-
 def _convert(arguments: argparse.Namespace, source: Path, out: Path) -> dict[str, Any]:
     if arguments.format == "dequantize":
         from rlmake.export import dequantize

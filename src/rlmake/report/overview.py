@@ -77,7 +77,7 @@ def find(wanted: list[str]) -> tuple[list[Learned], list[str]]:
         raise UserError(f"{', '.join(wanted)}: no run or folder below experiments/ has this name")
     found, missing = [], []
     for name in names:
-        run, before = registry.runs[name], registry.before(name)
+        run, before = registry.runs[name], registry.reports.before(name)
         if run.kind != "rl" or before is None:
             continue
         learned = _learned(registry, name, before)
@@ -169,6 +169,3 @@ def _yes(one: Learned) -> str:
 
 def _verdict(one: Learned) -> Html:
     return tag("span", "yes" if one.shown else "no", cls="good" if one.shown else "bad")
-
-
-VERBS = {"overview": overview}

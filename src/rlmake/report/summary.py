@@ -35,6 +35,3 @@ def _reward(evaluation: Path) -> str:
         label = f"{name} " if parts else ""
         parts.append(f"{label}{env['reward']['mean']:.3f} (95 % {low:.3f} to {high:.3f})")
     return ", ".join(parts)
-
-
-VERBS = {"summary": summary}

@@ -1,0 +1,179 @@
+"""What reports stand for, and other choices among finished work: the page of a run, the page of a grid, the best
+checkpoint. Each rests on evaluations and checkpoints and on no configuration of its own."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from rlmake.build import resources, revisions, store
+from rlmake.build.fingerprint import fingerprint
+from rlmake.build.work import Work
+from rlmake.core.errors import ConfigError, Fault, nearest
+
+if TYPE_CHECKING:
+    from rlmake.build.registry import Registry
+
+
+class Reports:
+    """Identities of reports over the runs of a registry, each worked out once."""
+
+    def __init__(self, registry: "Registry"):
+        self.registry = registry
+        self._made: dict[str, Work] = {}
+
+    def of_run(self, run_name: str) -> Work:
+        """Identity of a run's report: its last checkpoint, its evaluations, and those of the run it began from."""
+        if run_name in self._made:
+            return self._made[run_name]
+        run, work = self.registry.runs[run_name], self.registry.work(run_name)
+        last = work.artefact("checkpoint", work.last_step)
+        parents = [{"role": "run", **last.record(), "ref": None}]
+        evals = []
+        before = self.before(run_name)
+        for of, name in [*([("before", before)] if before else []), ("run", run_name)]:
+            for suite in run.evals:
+                evaluation = self.registry.evaluation(suite, name)
+                parents.append({"role": f"{of}.{suite}", **evaluation.artefact().record(), "ref": None})
+                evals.append(
+                    {
+                        "suite": suite,
+                        "of": name,
+                        "fingerprint": evaluation.fingerprint,
+                        "step": evaluation.facts["step"],
+                    }
+                )
+        code = {"report": revisions.SHIPPED["report"]}
+        report = self.registry.keep(
+            Work(
+                stage="report",
+                kind="report",
+                fingerprint=fingerprint("report", "report", {}, parents, code),
+                config={},
+                semantic={},
+                parents=parents,
+                revisions=code,
+                declared=None,
+                resources=resources.of("report", {}),
+                facts={"evals": evals, "lineage": self.lineage(run_name), "step": work.last_step},
+            ),
+            run_name,
+        )
+        self._made[run_name] = report
+        return report
+
+    def best(self, run_name: str) -> Work:
+        """Identity of the weights of a run's best checkpoint: its evaluations at every checkpoint, and the metric."""
+        run, work = self.registry.runs[run_name], self.registry.work(run_name)
+        assert run.best is not None and work.last_step is not None
+        key = "experiment.best"
+        if run.best.suite not in self.registry.suites:
+            hint = nearest(run.best.suite, self.registry.suites)
+            raise ConfigError(
+                Fault(f"there is no suite experiments/evals/{run.best.suite}.toml{hint}", f"{key}.suite", run.file)
+            )
+        if not work.interval:
+            raise ConfigError(
+                Fault("needs ckpt.interval: it says which checkpoints there are to choose from", key, run.file)
+            )
+        steps = sorted({*range(work.interval, work.last_step + 1, work.interval), work.last_step})
+        parents, evals = [], []
+        for step in steps:
+            evaluation = self.registry.evaluation(run.best.suite, run_name, step)
+            parents.append({"role": f"step_{step}", **evaluation.artefact().record(), "ref": None})
+            evals.append({"step": step, "fingerprint": evaluation.fingerprint})
+        semantic = run.best.model_dump()
+        code = {"best": revisions.SHIPPED["best"]}
+        return self.registry.keep(
+            Work(
+                stage="best",
+                kind="best",
+                fingerprint=fingerprint("best", "best", semantic, parents, code),
+                config={},
+                semantic=semantic,
+                parents=parents,
+                revisions=code,
+                declared=None,
+                resources=resources.of("best", {}),
+                facts={"evals": evals, "train": work.fingerprint},
+            ),
+            run_name,
+        )
+
+    def of_grid(self, name: str) -> Work:
+        """Identity of a grid's report: the last checkpoint and the evaluations of every cell.
+
+        Cells whose training failed for good are named, not waited for; with `allow_missing` neither is anything else
+        that is not there.
+        """
+        if name in self._made:
+            return self._made[name]
+        parents, cells, lost, trains = [], [], {}, ""
+        for run in (run for run in self.registry.runs.values() if run.grid == name):
+            assert run.cell is not None
+            trains = run.kind
+            work = self.registry.work(run.name)
+            row = {"name": run.cell.name, "run": run.name, "values": run.cell.values, "texts": run.cell.texts}
+            row |= {"baseline": run.cell.baseline, "train": work.fingerprint, "step": work.last_step, "evals": []}
+            failed = self.registry.failure(work.artefact("weights", work.last_step))
+            wanted = [("run", work.artefact("checkpoint", work.last_step))]
+            for suite in run.evals:
+                evaluation = self.registry.evaluation(suite, run.name)
+                wanted.append((suite, evaluation.artefact()))
+                row["evals"].append({"suite": suite, "fingerprint": evaluation.fingerprint})
+            for role, artefact in wanted:
+                if failed or (self.registry.allow_missing and store.finished(artefact) is None):
+                    lost.setdefault(run.cell.name, f"{failed[0]} {failed[1]}" if failed else "not built")
+                else:
+                    parents.append({"role": f"{run.cell.name}.{role}", **artefact.record(), "ref": None})
+            cells.append(row)
+        axes = list(dict.fromkeys(key for cell in cells for key in cell["values"]))  # records sort their keys
+        code = {"grid": revisions.SHIPPED["grid"]}
+        semantic = {"cells": [[c["name"], c["values"], c["baseline"]] for c in cells], "lost": lost}
+        work = self.registry.keep(
+            Work(
+                stage="grid",
+                kind="grid",
+                fingerprint=fingerprint("grid", "grid", semantic, parents, code),
+                config={},
+                semantic=semantic,
+                parents=parents,
+                revisions=code,
+                declared=None,
+                resources=resources.of("grid", {}),
+                facts={"grid": name, "trains": trains, "axes": axes, "cells": cells, "lost": lost},
+            ),
+            name,
+        )
+        self._made[name] = work
+        return work
+
+    def before(self, run_name: str) -> str | None:
+        """The training whose weights a run began from, None where it began from a model that was not trained here."""
+        work = self.registry.work(run_name)
+        for parent in work.parents:
+            if parent["stage"] == "train" and parent["kind"] == "weights" and parent["role"].endswith("model.name"):
+                target = self.registry.target(parent["ref"])
+                return target.run if target.step is None else None
+        return None
+
+    @functools.cache  # noqa: B019 - a registry lives as long as its process
+    def lineage(self, run_name: str, step: int | None = None) -> list[dict[str, Any]]:
+        """What a run (at `step`, or its last) descends from, oldest first, itself last.
+
+        Rows are {name, stage, kind, fingerprint, step, manifest}.
+        """
+        work, rows = self.registry.work(run_name), []
+        for parent in work.parents:
+            target = self.registry.target(parent["ref"])
+            rows += [row for row in self.lineage(target.run, target.step) if row not in rows]
+        artefact = work.artefact(*(("checkpoint", step or work.last_step) if work.stage == "train" else ()))
+        return [
+            *rows,
+            {
+                "name": run_name,
+                "stage": work.stage,
+                "kind": work.kind,
+                "fingerprint": work.fingerprint,
+                "step": artefact.step,
+                "manifest": artefact.declared,
+            },
+        ]
