@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -105,13 +106,28 @@ def make(root: Path, size: int) -> None:
         path.write_text(text)
 
 
-def measure(command: list[str], cwd: Path) -> tuple[float, float, str]:
-    """`(CPU seconds, peak MiB, output)` of a command; peak of its largest process."""
+@dataclass
+class Figures:
+    """What a command took: seconds of CPU (of all its processes) and by the clock, peak MiB of its largest process."""
+
+    cpu: float
+    wall: float
+    memory: float
+    output: str
+
+    def __str__(self) -> str:
+        return f"{self.cpu:6.2f} s {self.memory:6.0f} MiB  "
+
+
+def measure(command: list[str], cwd: Path) -> Figures:
+    """Run a command; one that fails ends the benchmark."""
     script = (
-        "import resource, subprocess, sys\n"
+        "import resource, subprocess, sys, time\n"
+        "clock = time.monotonic()\n"
         "done = subprocess.run(sys.argv[1:], capture_output=True, text=True)\n"
         "use = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
-        "print(use.ru_utime + use.ru_stime, use.ru_maxrss / 1024, done.returncode)\n"
+        "wall = time.monotonic() - clock\n"
+        "print(use.ru_utime + use.ru_stime, wall, use.ru_maxrss / 1024, done.returncode)\n"
         "print(done.stdout + done.stderr)"
     )
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -119,10 +135,10 @@ def measure(command: list[str], cwd: Path) -> tuple[float, float, str]:
         [sys.executable, "-c", script, *command], cwd=cwd, env=env, capture_output=True, text=True, check=True
     )
     head, _, output = answer.stdout.partition("\n")
-    seconds, memory, code = head.split()
+    *numbers, code = head.split()
     if code != "0":
         raise SystemExit(f"{' '.join(command)} failed:\n{output}")
-    return float(seconds), float(memory), output
+    return Figures(*map(float, numbers), output)
 
 
 def main() -> None:
@@ -141,21 +157,17 @@ def main() -> None:
             shown = measure([python, "-m", "rlmake.cli.main", "plan"], folder)
             flow = measure([python, "-m", "snakemake", "-n", "all", "--quiet", "all"], folder)
             again = measure([python, "-m", "rlmake.cli.main", "plan"], folder)
-            jobs = re.findall(r"^(\d+) jobs", shown[2], re.MULTILINE)[-1]
+            jobs = re.findall(r"^(\d+) jobs", shown.output, re.MULTILINE)[-1]
             floor = ""
             if args.floor:
                 (folder / "floor").mkdir()
                 (folder / "floor" / "Snakefile").write_text(FLOOR.format(n=int(jobs) // 4))
                 alone = measure([python, "-m", "snakemake", "-n", "all", "--quiet", "all"], folder / "floor")
-                floor = _say(alone)
-            print(f"{size:>11} {jobs:>6}   {_say(shown)}   {_say(flow)}   {_say(again)}   {floor}", flush=True)
+                floor = str(alone)
+            print(f"{size:>11} {jobs:>6}   {shown}   {flow}   {again}   {floor}", flush=True)
         finally:
             if not args.keep:
                 shutil.rmtree(folder.parent, ignore_errors=True)
-
-
-def _say(figures: tuple[float, float, str]) -> str:
-    return f"{figures[0]:6.2f} s {figures[1]:6.0f} MiB  "
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ import pytest
 from config_samples import CPU, SOURCE, parsed, raw, schema
 
 from rlmake.config import parse, unbuilt
-from rlmake.config.fields import plain_copy
 from rlmake.config.orchestrator import OrchestratorConfig
 from rlmake.config.rl_checks import rl_faults
 from rlmake.config.trainer import LoRAConfig
 from rlmake.core.errors import ConfigError
+from rlmake.core.jsonio import plain_copy
 
 FROZEN = {"name": "teacher", "base_url": "http://localhost:8001/v1"}
 GPUS = {"gpus_per_node": 8, "num_train_gpus": 2, "num_infer_gpus": 0}

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Any
 
-from rlmake.config.fields import plain_copy
-from rlmake.core.jsonio import canonical, hash_bytes
+from rlmake.core.jsonio import canonical, hash_bytes, plain_copy
 
 SCHEMA = 1
 LENGTH = 16

@@ -13,8 +13,8 @@ from typing import Any
 
 import tomli
 
-from rlmake.config.fields import plain_copy
 from rlmake.core.errors import ConfigError, Fault
+from rlmake.core.jsonio import plain_copy
 
 COMMAND_LINE = "command line"
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")

@@ -12,12 +12,12 @@ from rlmake.config import unbuilt
 from rlmake.config.describe import help_text
 from rlmake.config.experiment import GridTable, check_direct
 from rlmake.config.faults import of_validation, placed
-from rlmake.config.fields import Config, element_tables, plain_copy, tables
+from rlmake.config.fields import Config, element_tables, tables
 from rlmake.config.grid import expand, pick
 from rlmake.config.layers import COMMAND_LINE, Composed, load_layer, nest, overlay, set_key
 from rlmake.config.spread import SPREAD, SharingConfig
 from rlmake.core.errors import ConfigError, Fault
-from rlmake.core.jsonio import read_json
+from rlmake.core.jsonio import plain_copy, read_json
 
 C = TypeVar("C", bound=Config)
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import ValidationInfo, model_validator
 
-from rlmake.config.fields import Config, plain_copy
+from rlmake.config.fields import Config
 from rlmake.config.refused import Refused
 from rlmake.config.trainer import LoRAConfig
 from rlmake.core.errors import Fault
+from rlmake.core.jsonio import plain_copy
 
 ABSENT = object()
 SPREAD = "spread"  # validation context of a raw configuration whose shared keys were spread already

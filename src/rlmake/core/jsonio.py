@@ -12,6 +12,7 @@ from blake3 import blake3
 from rlmake.core.errors import UserError
 
 _AS_IT_IS = frozenset({str, int, bool, type(None)})
+_NESTED = (dict, list)
 
 
 def _plain(value: Any) -> Any:
@@ -31,6 +32,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"canonical JSON holds no {type(value).__name__}")
+
+
+def plain_copy(value: Any) -> Any:
+    """A deep copy of nested dictionaries and lists; much faster than `copy.deepcopy`."""
+    if isinstance(value, dict):
+        return {key: plain_copy(item) if isinstance(item, _NESTED) else item for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain_copy(item) if isinstance(item, _NESTED) else item for item in value]
+    return value
 
 
 def canonical(value: Any) -> bytes:
