@@ -39,8 +39,7 @@ def put(root: Path) -> int:
 
     os.chdir(root)
     registry = Registry.load()
-    needs = plan.needs(registry, registry_targets := plan.targets_of_all(registry), everything=True)
-    assert len(needs.targets) == len(registry_targets)
+    needs = plan.needs(registry, plan.targets_of_all(registry), everything=True)
     jobs = plan.jobs(registry, needs)
     for job in jobs:
         if job.target is not None:
@@ -78,22 +77,18 @@ def overhead(root: Path, size: int) -> None:
     manifests = [json.loads(path.read_text()) for path in root.glob("outputs/.store/data-*/manifest.json")]
     assert len(manifests) == size
     work = sum(manifest["seconds"] for manifest in manifests)
+    wall, cpu = first.wall - again.wall, first.cpu - again.cpu
     print(
-        f"{2 * size} jobs: {first.wall:.1f} s ({first.cpu:.1f} s of CPU), their work {work:.1f} s by the clock, ",
-        end="",
+        f"{2 * size} jobs: {wall:.1f} s ({cpu:.1f} s of CPU) beyond a build of nothing, {work:.1f} s of it their work"
     )
-    print(f"again {again.wall:.1f} s ({again.cpu:.1f} s of CPU)")
-    print(f"beyond the work: {(first.wall - again.wall - work) / (2 * size):.3f} s a job by the clock, ", end="")
-    print(f"{(first.wall - again.wall - work) / size:.3f} s a data set with its link")
-    for command in ("true", f"{sys.executable} -c pass"):
-        folder = root / "alone" / str(len(command))
+    print(f"a job beyond its work: {(wall - work) / (2 * size):.3f} s (CPU with the work {cpu / (2 * size):.3f} s)")
+    for name, command in (("touch", "true"), ("starting Python", f"{sys.executable} -c pass")):
+        folder = root / "alone" / name
         folder.mkdir(parents=True)
         (folder / "Snakefile").write_text(ALONE.format(n=2 * size, command=command))
         first, again = measure([*SNAKEMAKE, "all"], folder), measure([*SNAKEMAKE, "all"], folder)
         wall, cpu = (first.wall - again.wall) / (2 * size), (first.cpu - again.cpu) / (2 * size)
-        print(
-            f"Snakemake alone, {'touch' if command == 'true' else 'starting Python'}: {wall:.3f} s a job ({cpu:.3f} s of CPU)"
-        )
+        print(f"Snakemake alone, {name}: {wall:.3f} s a job ({cpu:.3f} s of CPU)")
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ import os
 import shutil
 import time
 import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ def _resolved(registry: Registry, name: str, resolved: Path) -> Work:
         config = load_resolved(CLASSES[run.kind], resolved)
     except ConfigError as error:
         raise UserError(f"{resolved}: not readable any more: {error}") from None
-    return registry.identity(replace(run, config=config))
+    return registry.identity(run, config)
 
 
 def _place(folder: Path, to: Path, link: Path) -> None:

@@ -39,7 +39,6 @@ class Run:
     evals: tuple[str, ...]
     manual: bool
     raw: dict[str, Any]
-    config: Any
     best: schema.BestTable | None = None
     seconds_per_step: float | None = None
     grid: str | None = None
@@ -71,9 +70,13 @@ class Suite:
 
 @dataclass
 class Experiments:
-    """All that the project declares. `faults` is empty when every file can be used."""
+    """All that the project declares. `faults` is empty when every file can be used.
+
+    `configs`: the validated configuration of each run. They are large: who works out a run's identity takes its away.
+    """
 
     runs: dict[str, Run] = field(default_factory=dict)
+    configs: dict[str, Any] = field(default_factory=dict)
     suites: dict[str, Suite] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
@@ -142,7 +145,7 @@ def _load_runs(file: Path, found: Experiments, fragments: dict[str, Composed]) -
     evals = tuple(table.evals)
 
     def add(run_name: str, raw: dict[str, Any], cell: Cell | None = None) -> None:
-        config = schema.parse(CLASSES[table.kind], raw, file=str(file))
+        found.configs[run_name] = schema.parse(CLASSES[table.kind], raw, file=str(file))
         found.runs[run_name] = Run(
             run_name,
             str(file),
@@ -150,7 +153,6 @@ def _load_runs(file: Path, found: Experiments, fragments: dict[str, Composed]) -
             evals,
             table.manual,
             raw,
-            config,
             table.best,
             table.seconds_per_step,
             name if cell else None,

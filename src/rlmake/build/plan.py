@@ -42,11 +42,11 @@ class Needs:
         earlier step waits for that job. A step that the run has passed without keeping it is made by a job of its own.
         """
         if artefact.kind != "checkpoint" or artefact not in self.missing:
-            return artefact.declared
+            return artefact.output
         assert artefact.step is not None
         if progress(artefact.folder) >= artefact.step:
-            return artefact.declared
-        return self.last(artefact).declared
+            return artefact.output
+        return self.last(artefact).output
 
     def last(self, checkpoint: Artefact) -> Artefact:
         """The checkpoint of the highest step that is asked for of a training."""
@@ -113,7 +113,7 @@ def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False)
         if os.path.islink(link):
             if not publish.points(link, registry.place(target)):
                 walk.found.stale[link] = "the link points elsewhere"
-            elif not os.path.isfile(artefact.declared):
+            elif not os.path.isfile(artefact.output):
                 walk.found.stale[link] = "there is no manifest behind the link"
     if faults:
         raise ConfigError(dict.fromkeys(faults))
@@ -134,7 +134,7 @@ class _Walk:
             return
         self.found.missing.add(artefact)
         if faults:
-            self.found.stale[artefact.declared] = faults[0]
+            self.found.stale[artefact.output] = faults[0]
         if artefact.kind == "checkpoint":
             assert artefact.step is not None
             self.found.steps.setdefault(artefact.fingerprint, set()).add(artefact.step)
@@ -144,7 +144,7 @@ class _Walk:
     @staticmethod
     def _faults(artefact: Artefact) -> list[str] | None:
         """None: not declared. Else what is wrong with its files."""
-        if not os.path.isfile(artefact.declared):
+        if not os.path.isfile(artefact.output):
             return None
         try:
             return store.faults(artefact, store.read_manifest(artefact.manifest_path))
@@ -199,12 +199,12 @@ def jobs(registry: Registry, found: Needs) -> list[PlannedJob]:
     for artefact in sorted(found.missing, key=order):
         output = found.source(artefact)
         if output not in made:
-            artefact = artefact if output == artefact.declared else found.last(artefact)
+            artefact = artefact if output == artefact.output else found.last(artefact)
             made[output] = PlannedJob(rule_of(artefact), output, artefact)
     links = []
     for target in found.targets:
         link, artefact = target.path, registry.artefact(target)
-        if not os.path.isfile(artefact.declared) or not publish.points(link, registry.place(target)):
+        if not os.path.isfile(artefact.output) or not publish.points(link, registry.place(target)):
             links.append(PlannedJob(publishing_rule(target), link, artefact, target))
     return [*_in_order(registry, list(made.values())), *dict.fromkeys(links)]
 

@@ -95,13 +95,13 @@ class Registry:
         return work
 
     def _resolve(self, run: Run) -> Work:
-        return self.keep(self.identity(run), run.name)
+        return self.keep(self.identity(run, self.experiments.configs.pop(run.name)), run.name)
 
-    def identity(self, run: Run) -> Work:
-        """What a run stands for. Raises `ConfigError`."""
+    def identity(self, run: Run, resolved: schema.Config) -> Work:
+        """What a run with this configuration stands for. Raises `ConfigError`."""
         edges = Edges(self, run.raw, run.file)
-        config = schema.dump(run.config)
-        semantic = edges.resolve(semantic_part(run.config))
+        config = schema.dump(resolved)
+        semantic = edges.resolve(semantic_part(resolved))
         edges.fork(config)
         last = _find(config, "max_steps") if run.stage == "train" else None
         if run.stage == "train" and last is None:
@@ -222,7 +222,7 @@ class Registry:
             parents=parents,
             revisions=code,
             declared=suite,
-            resources=resources.of("eval", config, near=_slurm(self.runs[run_name].config)),
+            resources=resources.of("eval", config, near=_slurm(self.work(run_name).config)),
             facts={
                 "suite": suite_name,
                 "suite_fingerprint": fingerprint("suite", "eval", semantic, edges.parents, code),
@@ -236,7 +236,7 @@ class Registry:
 
     def evaluation_resources(self) -> list[dict[str, Any]]:
         """What evaluations take, every kind of them once: by suite, and by the [slurm] of the runs they belong to."""
-        near = {canonical(table): table for table in (_slurm(run.config) for run in self.runs.values())}
+        near = {canonical(table): table for table in (_slurm(self.work(name).config) for name in self.runs)}
         configs = [self._suite(name)[3] for name in self.suites]
         return [resources.of("eval", config, near=table) for config in configs for table in near.values()]
 
@@ -269,10 +269,10 @@ class Registry:
         return [store.exported_from(artefact, store.has_lora(work.config))]
 
 
-def _slurm(config: Any) -> dict[str, Any] | None:
-    """A run's [slurm] table, None where it has none."""
-    table = getattr(config, "slurm", None)
-    return table and table.model_dump(include=set(resources.SMALL))
+def _slurm(config: dict[str, Any]) -> dict[str, Any] | None:
+    """What small jobs beside a run take over from its [slurm], None where it has none."""
+    table = config.get("slurm")
+    return table and {key: table[key] for key in resources.SMALL}
 
 
 def _find(config: dict[str, Any], key: str) -> Any:

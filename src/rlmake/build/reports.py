@@ -174,6 +174,6 @@ class Reports:
                 "kind": work.kind,
                 "fingerprint": work.fingerprint,
                 "step": artefact.step,
-                "manifest": artefact.declared,
+                "manifest": artefact.output,
             },
         ]

@@ -49,8 +49,8 @@ class Artefact:
         return Path(f"{STORE}/{self.stage}-{self.fingerprint}")
 
     @functools.cached_property
-    def declared(self) -> str:
-        """The manifest as Snakemake knows it: the output that a rule declares."""
+    def output(self) -> str:
+        """The path of its manifest, the output that a rule declares."""
         leaf = "manifest.json"
         if self.stage == "train":
             step = f"step_{self.step}"
@@ -59,7 +59,7 @@ class Artefact:
 
     @property
     def manifest_path(self) -> Path:
-        return Path(self.declared)
+        return Path(self.output)
 
     @functools.cached_property
     def done_path(self) -> Path:

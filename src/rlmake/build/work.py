@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlmake.build import store
-from rlmake.build.experiments import Run, Suite
+from rlmake.build.experiments import CLASSES, Run, Suite
 from rlmake.build.fingerprint import leaves
 from rlmake.build.store import KIND_OF_STAGE, SPEC_SCHEMA, Artefact
+from rlmake.config import EvalConfig
 from rlmake.config.fields import walk
 from rlmake.core.jsonio import canonical
 
@@ -40,7 +41,7 @@ class Work:
         if self.declared is None:
             return {}
         given = {key for key, _ in leaves(self.declared.raw)}
-        own = _schema_defaults(type(self.declared.config))
+        own = _schema_defaults(EvalConfig if isinstance(self.declared, Suite) else CLASSES[self.declared.kind])
         return {
             key: value
             for key, value in leaves(self.semantic)

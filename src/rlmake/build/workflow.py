@@ -94,7 +94,7 @@ class Jobs:
 
     def inputs(self, made: Artefact, parents: Callable[[], Iterable[Artefact]]) -> list[str]:
         """The manifests that making `made` waits for."""
-        return [parent.declared for parent in parents()]
+        return [parent.output for parent in parents()]
 
     def parents(self, stage: str) -> Callable[[Any], list[str]]:
         """Input function of the rules that make a stage: the manifests of its parents."""
@@ -182,7 +182,7 @@ class Driver(Jobs):
 
     def inputs(self, made: Artefact, parents: Callable[[], Iterable[Artefact]]) -> list[str]:
         """What is there and whole waits for nothing: identity is in the path, no time stamp of a parent ever counts."""
-        if made not in self.needs.missing and os.path.isfile(made.declared):
+        if made not in self.needs.missing and os.path.isfile(made.output):
             return []
         return [self.needs.source(parent) for parent in parents()]
 
@@ -192,7 +192,7 @@ class Driver(Jobs):
         def inputs(wildcards: Any) -> list[str]:
             target = self._target(leaf, wildcards)
             artefact = self.registry.artefact(target)
-            if os.path.isfile(artefact.declared) and publish.points(target.path, self.registry.place(target)):
+            if os.path.isfile(artefact.output) and publish.points(target.path, self.registry.place(target)):
                 return []
             return [self.needs.source(artefact)]
 

@@ -6,20 +6,17 @@ is done already (Snakemake deletes declared outputs whenever it likes) is only d
 """
 
 import os
-import shutil
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlmake.build import card, failure, store
-from rlmake.build.lease import Lease, acquire
+from rlmake.build.lease import Lease
 from rlmake.build.store import Artefact
+from rlmake.cli.making import command, held, manifest, name_of, now, once, placed, replaced, spent
 from rlmake.core.errors import RunFailed, UserError, nearest
-from rlmake.core.jsonio import list_files, read_json
+from rlmake.core.jsonio import read_json
 
 
 def make_data(fingerprint: str) -> None:
@@ -30,10 +27,10 @@ def make_data(fingerprint: str) -> None:
         from rlmake.config import DataConfig, parse
         from rlmake.envs import data
 
-        with _replaced(artefact.path, lease) as out:
-            return data.make(parse(DataConfig, _placed(spec)), out)
+        with replaced(artefact.path, lease) as out:
+            return data.make(parse(DataConfig, placed(spec)), out)
 
-    _once(artefact, spec, work)
+    once(artefact, spec, work)
 
 
 def make_model(fingerprint: str) -> None:
@@ -45,12 +42,12 @@ def make_model(fingerprint: str) -> None:
         from rlmake.export import bring
         from rlmake.models import init
 
-        with _replaced(artefact.path, lease) as out:
+        with replaced(artefact.path, lease) as out:
             if spec["kind"] == "import":
-                return bring.make(parse(ImportConfig, _placed(spec)), out)
-            return init.make(parse(InitConfig, _placed(spec)), out)
+                return bring.make(parse(ImportConfig, placed(spec)), out)
+            return init.make(parse(InitConfig, placed(spec)), out)
 
-    _once(artefact, spec, work)
+    once(artefact, spec, work)
 
 
 def train(fingerprint: str, step: str) -> None:
@@ -63,22 +60,22 @@ def train(fingerprint: str, step: str) -> None:
     wanted = [Artefact("train", fingerprint, "checkpoint", s) for s in steps]
     folder = wanted[0].folder
     if noted := failure.read(folder):
-        raise RunFailed(f"{_name(spec)} {failure.describe(noted)}; it is not tried again until it is changed")
-    with _held(folder, lambda: all(store.finished(one) for one in wanted)) as lease:
+        raise RunFailed(f"{name_of(spec)} {failure.describe(noted)}; it is not tried again until it is changed")
+    with held(folder, lambda: all(store.finished(one) for one in wanted)) as lease:
         if lease is not None:
-            _spent(folder, lease.inherited)
+            spent(folder, lease.inherited)
         for artefact in wanted:
             if lease is None or store.finished(artefact):
                 store.declare(artefact)
                 continue
-            started, clock = _now(), time.monotonic()
+            started, clock = now(), time.monotonic()
             try:
-                facts = training.to_step(spec, _placed(spec), artefact, _name(spec), _command())
+                facts = training.to_step(spec, placed(spec), artefact, name_of(spec), command())
             finally:
-                seconds = _spent(folder, time.monotonic() - clock)
+                seconds = spent(folder, time.monotonic() - clock)
             files = training.checkpoint_files(artefact.path)
             lease.check()
-            store.finish(artefact, _manifest(artefact, spec, files, started, seconds, facts))
+            store.finish(artefact, manifest(artefact, spec, files, started, seconds, facts))
 
 
 def export(fingerprint: str, step: str, kind: str) -> None:
@@ -92,7 +89,7 @@ def export(fingerprint: str, step: str, kind: str) -> None:
         facts = exporter(kind, lora)(source.path, artefact.path)
         return {key: value for key, value in facts.items() if key != "files"}
 
-    _once(artefact, spec, work, lease_in=artefact.path.parent)
+    once(artefact, spec, work, lease_in=artefact.path.parent)
 
 
 def exporter(kind: str, lora: bool) -> Callable[[Path, Path], dict[str, Any]]:
@@ -130,23 +127,23 @@ def evaluate(fingerprint: str) -> None:
         identity = {
             "suite": spec["suite"],
             "suite_fingerprint": spec["suite_fingerprint"],
-            "run": _name(spec),
+            "run": name_of(spec),
             "model_fingerprint": model.fingerprint,
             "model_step": model.step,
             "model_content": store.read_manifest(model.done_path)["content"],
         }
         evaluate.run(
-            parse(EvalConfig, _placed(spec)),
+            parse(EvalConfig, placed(spec)),
             model.path.resolve(),
             artefact.folder,
             identity=identity,
-            argv=_command(),
+            argv=command(),
             files=[store.spec_path("eval", fingerprint)],
             again=True,
         )
         return {"suite": spec["suite"]}
 
-    _once(artefact, spec, work, only=("report.json", "report.html", "episodes.jsonl"))
+    once(artefact, spec, work, only=("report.json", "report.html", "episodes.jsonl"))
 
 
 def report(fingerprint: str) -> None:
@@ -165,7 +162,7 @@ def report(fingerprint: str) -> None:
         ]
         lineage = [{**row, "manifest": Path(row["manifest"]).resolve()} for row in spec["lineage"]]
         facts = ReportFacts(
-            name=_name(spec),
+            name=name_of(spec),
             run_dir=run.folder.resolve(),
             step=spec["step"],
             spec=store.read_spec("train", run.fingerprint),
@@ -175,7 +172,7 @@ def report(fingerprint: str) -> None:
         found = make(artefact.folder, facts)
         return {key: value for key, value in found.items() if key != "files"}
 
-    _once(artefact, spec, work, only=("report.html",))
+    once(artefact, spec, work, only=("report.html",))
 
 
 def grid(fingerprint: str) -> None:
@@ -211,7 +208,7 @@ def grid(fingerprint: str) -> None:
             )
         return grid_page.make(artefact.folder, GridFacts(spec["grid"], spec["trains"], cells, spec["axes"]))
 
-    _once(artefact, spec, work, only=("report.html", "results.csv", "results.json"))
+    once(artefact, spec, work, only=("report.html", "results.csv", "results.json"))
 
 
 def best(fingerprint: str) -> None:
@@ -227,14 +224,14 @@ def best(fingerprint: str) -> None:
         sign = 1 if spec["semantic"]["goal"] == "max" else -1
         step = max(values, key=lambda step: (sign * values[step], -step))
         source = Artefact("train", spec["train"], "weights", step)
-        with _replaced(artefact.path, lease) as out:
+        with replaced(artefact.path, lease) as out:
             for path in sorted(source.path.rglob("*")):
                 if path.is_file() and path.name not in card.NAMES:
                     (out / path.relative_to(source.path)).parent.mkdir(parents=True, exist_ok=True)
                     os.link(path, out / path.relative_to(source.path))
         return {"step": step, "values": values, **spec["semantic"]}
 
-    _once(artefact, spec, work)
+    once(artefact, spec, work)
 
 
 def metric_of(report: dict[str, Any], wanted: dict[str, Any]) -> float:
@@ -266,130 +263,3 @@ STAGES: dict[str, Callable[..., None]] = {
     "grid": grid,
     "best": best,
 }
-
-
-def _once(
-    artefact: Artefact,
-    spec: dict[str, Any],
-    work: Callable[[Lease], dict[str, Any]],
-    *,
-    lease_in: Path | None = None,
-    only: tuple[str, ...] = (),
-) -> None:
-    """Do `work` under a lease unless it is done, then write the manifest of what it left (of the files `only`)."""
-    if store.finished(artefact):
-        store.declare(artefact)
-        return
-    folder = lease_in or artefact.folder
-    with _held(folder, lambda: store.finished(artefact) is not None) as lease:
-        if lease is None or store.finished(artefact):
-            store.declare(artefact)
-            return
-        store.withdraw(artefact)
-        started, clock = _now(), time.monotonic()
-        facts = work(lease)
-        seconds = time.monotonic() - clock
-        files = list_files(artefact.root) if not only else _files(artefact.root, only)
-        lease.check()
-        store.finish(artefact, _manifest(artefact, spec, files, started, seconds, facts))
-
-
-@contextmanager
-def _held(folder: Path, done: Callable[[], bool]) -> Iterator[Lease | None]:
-    """The lease of a store directory, None when another has finished the work. Losing it ends this process in order."""
-    lease = acquire(folder, give_up=done, on_loss=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    if lease is None:
-        yield None
-        return
-    with lease:
-        yield lease
-
-
-@contextmanager
-def _replaced(target: Path, lease: Lease) -> Iterator[Path]:
-    """A folder to fill that becomes `target` when all went well; what killed jobs left there is removed."""
-    for left in target.parent.glob(f"{target.name}.tmp-*"):
-        shutil.rmtree(left)
-    temporary = target.with_name(f"{target.name}.tmp-{lease.record['owner']}")
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        lease.check()
-        if target.exists():
-            shutil.rmtree(target)
-        os.rename(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _placed(spec: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with every name of a parent replaced by its absolute path in the store."""
-    places = {p["ref"]: str(store.artefact_of(p).path.resolve()) for p in spec["parents"] if p["ref"]}
-
-    def place(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: place(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [place(item) for item in value]
-        if isinstance(value, str):
-            for ref, path in places.items():
-                if value == ref or value.startswith(ref + "/"):
-                    return path + value[len(ref) :]
-        return value
-
-    return place(spec["config"])
-
-
-def _manifest(
-    artefact: Artefact,
-    spec: dict[str, Any],
-    files: list[dict[str, Any]],
-    started: str,
-    seconds: float,
-    facts: dict[str, Any],
-) -> dict[str, Any]:
-    from rlmake.build import provenance
-
-    gpus = spec["resources"]["gpus"] if artefact.kind in ("checkpoint", "eval") else 0
-    return store.manifest_of(
-        artefact,
-        spec,
-        files,
-        facts=facts,
-        versions=provenance.versions(),
-        hardware=provenance.hardware(),
-        code=spec["code"],
-        started=started,
-        ended=_now(),
-        seconds=round(seconds, 3),
-        gpu_hours=round(seconds * gpus / 3600, 6),
-    )
-
-
-def _files(root: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    found = [entry for entry in list_files(root) if entry["path"] in names]
-    if missing := {names[0]} - {entry["path"] for entry in found}:
-        raise UserError(f"{root}: the worker left no {', '.join(missing)}")
-    return found
-
-
-def _spent(folder: Path, seconds: float) -> float:
-    """Seconds that all attempts of a training took together, this one included."""
-    from rlmake.core.jsonio import read_json, write_json
-
-    path = folder / "time.json"
-    total = (read_json(path)["seconds"] if path.is_file() else 0.0) + seconds
-    write_json(path, {"schema": 1, "seconds": total})
-    return total
-
-
-def _name(spec: dict[str, Any]) -> str:
-    return spec["runs"][0]
-
-
-def _command() -> list[str]:
-    return [sys.executable, "-m", "rlmake.cli.job", *sys.argv[1:]]
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

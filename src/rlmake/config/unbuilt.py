@@ -6,6 +6,7 @@ anchored at the root of that entry point.
 """
 
 import functools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -105,20 +106,24 @@ def faults_of(config: Config) -> list[Fault]:
     """The same of a validated configuration, whose defaults are refused like what was written."""
     found = []
     for key, items in _refusable(type(config)):
-        for place, value in _at(config, key.split(".")):
+        for place, value in _at(config, key):
             found += [Fault(item.reason, place) for item in items if item.hits(value)][:1]
     return found
 
 
-def _at(node: Any, parts: list[str], path: str = "") -> Iterator[tuple[str, Any]]:
-    """`(dotted key, value)` of what stands at `parts`; nothing where another variant of a table has no such field."""
-    if not parts:
-        yield path[:-1], node
-    elif parts[0] == "*":
-        for key, item in node.items() if isinstance(node, dict) else enumerate(node or ()):
-            yield from _at(item, parts[1:], f"{path}{key}.")
-    elif hasattr(node, parts[0]):
-        yield from _at(getattr(node, parts[0]), parts[1:], f"{path}{parts[0]}.")
+def _at(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """`(dotted key, value)` of what stands at `key`; nothing where another variant of a table has no such field."""
+    head, star, tail = key.partition(".*.")
+    try:
+        value = operator.attrgetter(head)(node)
+    except AttributeError:
+        return
+    if not star:
+        yield key, value
+        return
+    for index, item in value.items() if isinstance(value, dict) else enumerate(value or ()):
+        for place, inner in _at(item, tail):
+            yield f"{head}.{index}.{place}", inner
 
 
 def faults(entry: str | None, data: Any, path: str = "") -> list[Fault]:
