@@ -250,7 +250,7 @@ def test_a_changed_default_is_a_difference_and_says_so(project):
     """Neither silently reused nor silently rebuilt: the last build's defaults are in its specification."""
     project()
     work = Registry.load().work("t/sft")
-    before = json.loads(json.dumps(Registry.load().work("t/sft").spec([4], {})))
+    before = json.loads(json.dumps(work.spec([4], {})))
     assert before["defaults"]["optim.betas2"] == 0.999 and "optim.lr" not in before["defaults"]
     before["semantic"]["optim"]["betas2"] = before["defaults"]["optim.betas2"] = 0.99
     before["semantic"]["optim"]["lr"] = 5e-4
