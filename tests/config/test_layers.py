@@ -4,7 +4,7 @@ import pytest
 from config_samples import SOURCE
 
 from rlmake.config import EvalConfig, RLConfig, SFTConfig, compose, parse_argv
-from rlmake.config.layers import Composed, line_of, overlay
+from rlmake.config.layers import Composed, line_of, load_layer, overlay
 from rlmake.core.errors import ConfigError, UserError
 
 BASE = """
@@ -245,3 +245,18 @@ def test_errors_are_user_errors():
     with pytest.raises(UserError):
         parse_argv(SFTConfig, ["--data.batch-size", "0"])
     assert SOURCE["name"] == "reverse-text"
+
+
+def test_a_fragment_is_composed_once_and_stays_as_it_is(write):
+    write("base/f.toml", "max_steps = 3\n[ckpt]\ninterval = 4\n")
+    for name, keep in (("a", 1), ("b", 2)):
+        write(f"{name}.toml", f'[experiment]\nextends = ["base/f.toml"]\n[ckpt]\nkeep_last = {keep}\n')
+    fragments: dict[str, Composed] = {}
+    first, _ = load_layer("a.toml", fragments)
+    write("base/f.toml", "max_steps = 9\n")
+    second, _ = load_layer("b.toml", fragments)
+    first["ckpt"]["interval"] = 5
+    assert first == {"max_steps": 3, "ckpt": {"interval": 5, "keep_last": 1}}
+    assert second == {"max_steps": 3, "ckpt": {"interval": 4, "keep_last": 2}}, "what was composed for the first file"
+    assert fragments == {"base/f.toml": {"max_steps": 3, "ckpt": {"interval": 4}}}
+    assert second.origin(["ckpt", "interval"]) == "base/f.toml" and second.origin(["ckpt", "keep_last"]) == "b.toml"
