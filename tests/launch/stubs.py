@@ -59,7 +59,6 @@ def launcher() -> None:
     """A launcher with the children named on its command line: `launcher <log folder> <role> …`; prints when all run."""
     from rlmake.launch.supervise import Supervisor
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     logs = Path(sys.argv[2])
     env = {**os.environ, "PRL_ATTEMPT_LOG_DIR": str(logs)}
     with Supervisor(grace=1.0) as supervisor:

@@ -116,7 +116,7 @@ def test_guard_leaves_the_builds_folders_alone(tmp_path):
 def used(tmp_path):
     run = tmp_path / "outputs" / "run"
     allocate(run)
-    rundir.run_id(run, "rl", "run")
+    rundir.mark(run, "rl", "run")
     make(run / "checkpoints" / "step_1" / "COMPLETE")
     return run
 
@@ -163,10 +163,10 @@ def test_clean_takes_external_checkpoints_along(used, tmp_path):
 
 def test_run_id_is_kept_over_attempts(tmp_path, monkeypatch):
     run = tmp_path / "run"
-    first = rundir.run_id(run, "rl", "run")
+    first = rundir.mark(run, "rl", "run")
     monkeypatch.setenv("PRL_RUN_ID", "given")
-    assert rundir.run_id(run, "rl", "run") == first
-    assert rundir.run_id(tmp_path / "other", "rl", "other") == "given"
+    assert rundir.mark(run, "rl", "run") == first
+    assert rundir.mark(tmp_path / "other", "rl", "other") == "given"
 
 
 def test_a_dry_run_keeps_out_of_what_a_build_made_and_minds_clean(tmp_path):

@@ -211,8 +211,8 @@ def check_plan(rows: Iterable[dict[str, Any]], works: dict[tuple[str, str], Any]
             folder = Path(row["output"]).relative_to(STORE).parts[0]
             work = works[stage, folder.rpartition("-")[2]]
             call = shlex.join(["sbatch", *options(work.resources, training=stage == "train")])
-            if call not in faults and (why := impossible(call)):
-                faults[call] = Fault(why, file=row["target"])
+            if call not in faults and (refused := impossible(call)):
+                faults[call] = Fault("SLURM would refuse {}: {}".format(*refused), file=row["target"])
     if faults:
         raise ConfigError(faults.values())
 
@@ -234,13 +234,17 @@ def partition(wanted: Any) -> str | None:
 
 def refuse_impossible(calls: Iterable[str]) -> None:
     """Ask SLURM about each kind of job (`sbatch --test-only`) before any is submitted. Raises `ConfigError`."""
-    faults = [fault for call in dict.fromkeys(calls) if (fault := impossible(call))]
+    faults: dict[str, str] = {}  # reason → the first kind of job that it is given for
+    for call in dict.fromkeys(calls):
+        if refused := impossible(call):
+            asked, why = refused
+            faults.setdefault(why, asked)
     if faults:
-        raise ConfigError([Fault(fault) for fault in faults])
+        raise ConfigError([Fault(f"SLURM would refuse {asked}: {why}") for why, asked in faults.items()])
 
 
-def impossible(call: str) -> str | None:
-    """Why sbatch would never run a job of this command line, in one line; None when it would, or is not known."""
+def impossible(call: str) -> tuple[str, str] | None:
+    """What a command line asks for and why sbatch would never run it; None when it would, or that is not known."""
     words = shlex.split(call)
     try:
         answer = subprocess.run(
@@ -251,7 +255,7 @@ def impossible(call: str) -> str | None:
     said = " ".join(answer.stderr.split())
     if answer.returncode == 0 or is_busy(said) or any(word in said.lower() for word in LATER):
         return None
-    return f"SLURM would refuse {_asked(words)}: {_why(said, words)}"
+    return _asked(words), _why(said, words)
 
 
 def is_busy(said: str) -> bool:

@@ -140,7 +140,7 @@ def exports(cfg: Any, run_dir: Path, name: str, attempt: Attempt) -> dict[str, s
         "PRL_RUN_NAME": name,
     }
     if hasattr(cfg, "run"):
-        found["PRL_RUN_ID"] = found["WANDB_RUN_ID"] = rundir.run_id(run_dir, cfg.entry, name)
+        found["PRL_RUN_ID"] = found["WANDB_RUN_ID"] = rundir.run_id(run_dir)
     place = getattr(cfg, "deployment", None)
     if getattr(place, "type", None) == "multi_node" and hasattr(place, "infer_nodes"):
         managed = cfg.inference is not None

@@ -118,11 +118,15 @@ class Held:
         self._file.close()
 
 
-def run_id(run_dir: Path, kind: str, name: str) -> str:
+def run_id(run_dir: Path) -> str:
     """The id of a direct run, kept in `run.json` over all its attempts; $PRL_RUN_ID decides for a new directory."""
     path = run_dir / MARKER
-    if path.is_file():
-        return read_json(path)["run_id"]
-    identity = os.environ.get("PRL_RUN_ID") or uuid.uuid4().hex
-    write_json(path, {"schema": SCHEMA, "run_id": identity, "name": name, "kind": kind})
+    return read_json(path)["run_id"] if path.is_file() else os.environ.get("PRL_RUN_ID") or uuid.uuid4().hex
+
+
+def mark(run_dir: Path, kind: str, name: str) -> str:
+    """Make a directory that of a direct run, if it is not. Returns the run's id."""
+    identity = run_id(run_dir)
+    if not (run_dir / MARKER).is_file():
+        write_json(run_dir / MARKER, {"schema": SCHEMA, "run_id": identity, "name": name, "kind": kind})
     return identity

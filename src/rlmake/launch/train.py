@@ -161,7 +161,7 @@ def open_attempt(
 
     The run's id stays the same over all attempts: from the fingerprint in a build, else what `run.json` says.
     """
-    run_id = f"{kind}-{fingerprint}" if fingerprint else rundir.run_id(run_dir, kind, run_name)
+    run_id = f"{kind}-{fingerprint}" if fingerprint else rundir.mark(run_dir, kind, run_name)
     attempt = allocate(run_dir)
     if not (attempt.config_dir / "command.txt").is_file():  # else it was recorded when it was submitted
         record(attempt, kind, argv, files)
