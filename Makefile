@@ -37,7 +37,7 @@ test: env
 # loopback ports; started, used and stopped.
 test-slurm: env
 	$(BIN)/python tests/slurm/cluster.py up
-	@$(BIN)/python tests/slurm/cluster.py run -- $(BIN)/python -m pytest tests/slurm; code=$$?; \
+	@$(BIN)/python tests/slurm/cluster.py run -- $(BIN)/python -m pytest --durations=25 --durations-min=5 tests/slurm; code=$$?; \
 	$(BIN)/python tests/slurm/cluster.py down; exit $$code
 
 # A run of two sources, each of whose processes is killed once; several minutes.

@@ -51,8 +51,12 @@ def test_a_run_of_the_build_is_read_in_the_store_and_its_evaluations_are_runs(cl
     for what in ("configs", "logs"):
         (named / what).symlink_to(f"../../.store/train-0123456789abcdef/{what}")
     (named / "evals/suite").symlink_to("../../../.store/eval-0123456789abcdef")
+    configs(store, 1, model={"name": "/x/outputs/.store/train-0000000000000000/exports/step_4/weights"})
+    parent = {"stage": "train", "fingerprint": "0000000000000000", "ref": "outputs/a/warm/weights"}
+    write(store / "spec.json", json.dumps({"parents": [{"ref": None}, parent]}))
     found = {row["id"]: row for row in client.get("/api/runs").json()["runs"]}
     assert set(found) == {"a/b", "a/b/evals/suite"} and found["a/b"]["last_step"] == 1
+    assert found["a/b"]["model"] == "a/warm/weights", "the name that it was given, not where it lies in the store"
     assert client.get("/api/runs/a/b/logfiles").json()["files"]
     assert client.get("/api/runs/a/b/evals/suite/configs").json()["attempt"] == 1
 

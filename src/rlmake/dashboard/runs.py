@@ -95,7 +95,7 @@ class Runs:
             "output_dir": str(run.output_dir),
             "type": kind,
             "attempt": attempt,
-            "model": _model(config, kind),
+            "model": _published(_model(config, kind), run.work),
             "train_envs": _names(config, "train"),
             "eval_envs": _names(config, "eval") or _names({"eval": config}, "eval"),
             "dataset": (config.get("data") or {}).get("name") if isinstance(config.get("data"), dict) else None,
@@ -224,6 +224,21 @@ def _model(config: dict[str, Any], kind: str) -> str | None:
     if kind == "eval" and not name:
         name = ((config.get("inference") or {}).get("vllm") or {}).get("model")
     return name if isinstance(name, str) else None
+
+
+def _published(model: str | None, work: Path) -> str | None:
+    """A model in a store by the name under which the run was given it, where that is on record."""
+    if model is None or "/.store/" not in model:
+        return model
+    spec = _load(work / "spec.json")
+    stage, _, fingerprint = model.partition("/.store/")[2].partition("/")[0].rpartition("-")
+    for parent in spec.get("parents") or ():
+        if (parent.get("stage"), parent.get("fingerprint")) == (stage, fingerprint):
+            if parent.get("ref"):
+                return str(parent["ref"]).removeprefix("outputs/")
+            if spec.get("runs"):  # an evaluation, which belongs to the run whose weights it looks at
+                return f"{spec['runs'][0]}/weights"
+    return model
 
 
 def _names(config: dict[str, Any], split: str) -> list[str]:

@@ -23,12 +23,15 @@ function header(place) {
     h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), h("span", {}, "rlmake")),
     h("div", { class: "where" }, place.run
       ? [h("b", { title: place.run }, place.run), " ", run && pill(run.state, run.state), " ",
-        run && h("span", { class: "muted small wide" }, [run.type.toUpperCase(), run.last_step !== null ? `step ${number(run.last_step)}${run.max_steps ? ` of ${number(run.max_steps)}` : ""}` : null, leaf(run.model), ago(run.updated)].filter(Boolean).join(" · "))]
+        run && h("span", { class: "muted small wide" }, [run.type.toUpperCase(), steps(run, " of "), leaf(run.model), ago(run.updated)].filter(Boolean).join(" · "))]
       : place.view === "project" ? h("b", {}, "Experiments") : place.view === "compare" ? h("b", {}, "Compare runs") : null),
     h("button", { class: "plain", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: theme }, "◐"),
     h("button", { class: "plain", title: "Keys (?)", "aria-label": "Keyboard", onclick: () => help() }, "?"));
 }
 
+// An evaluation has one step, which says nothing.
+const steps = (run, of) => (run.type === "eval" || run.last_step === null ? null
+  : `step ${number(run.last_step)}${run.max_steps ? of + number(run.max_steps) : ""}`);
 const leaf = (model) => (model ? model.split("/").slice(-2).join("/") : null);
 
 export function theme() {
@@ -51,7 +54,7 @@ function listRuns(place) {
   const rows = state.runs.filter((run) => `${run.id} ${run.type} ${run.state} ${run.model || ""}`.toLowerCase().includes(state.filter));
   fill(list, rows.map((run) => h("a", { class: `run ${run.id === place.run ? "on" : ""}`, href: href({ run: run.id, tab: place.run ? place.tab : null }) },
     h("span", { class: `dot ${run.state}`, title: run.state }), h("span", { class: "name" }, run.id), h("span", { class: "faint small" }, run.type),
-    h("span", { class: "sub" }, h("span", {}, run.last_step !== null ? `step ${number(run.last_step)}${run.max_steps ? ` / ${number(run.max_steps)}` : ""}` : run.state), h("span", {}, ago(run.updated))))),
+    h("span", { class: "sub" }, h("span", {}, steps(run, " / ") || run.state), h("span", {}, ago(run.updated))))),
   !rows.length && state.loaded && h("p", { class: "empty" }, state.runs.length ? "No run matches." : "No runs here yet."));
 }
 
