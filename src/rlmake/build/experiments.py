@@ -84,8 +84,15 @@ class Experiments:
 def load() -> Experiments:
     """Read every file below `experiments/` of the working directory."""
     found = Experiments()
+    if not FOLDER.is_dir():
+        what = "is no folder" if os.path.lexists(FOLDER) else "no such folder; run this in the project's root"
+        found.faults.append(Fault(what, file=str(FOLDER)))
+        return found
+    files = list(_files(found.faults))
+    if found.faults:  # what is said of the rest would follow from what is not seen
+        return found
     fragments: dict[str, Composed] = {}
-    for file in _files():
+    for file in files:
         try:
             if file.is_relative_to(SUITES):
                 _load_suite(file, found, fragments)
@@ -102,20 +109,31 @@ def load() -> Experiments:
     for outer, inner in names.nested(found.suites):
         found.faults.append(Fault(f"suite '{inner}' would lie inside suite '{outer}'", file=found.suites[inner].file))
     for run in found.runs.values():
-        for suite in run.evals:
+        named = [("experiment.evals", suite) for suite in run.evals]
+        for key, suite in [*named, *([("experiment.best.suite", run.best.suite)] if run.best else [])]:
             if suite not in found.suites:
                 hint = nearest(suite, found.suites)
-                found.faults.append(
-                    Fault(f"there is no suite {SUITES}/{suite}.toml{hint}", key="experiment.evals", file=run.file)
-                )
+                found.faults.append(Fault(f"there is no suite {SUITES}/{suite}.toml{hint}", key=key, file=run.file))
     found.faults = list(dict.fromkeys(found.faults))
     return found
 
 
-def _files() -> Iterator[Path]:
-    """TOML files in a stable order; hidden files and folders (editors', notebooks') are none of ours."""
-    for folder, folders, files in os.walk(FOLDER):
+def _files(faults: list[Fault]) -> Iterator[Path]:
+    """TOML files in a stable order; hidden files and folders (editors', notebooks') are none of ours.
+
+    Links to folders are followed. What can't be looked into is a fault: runs that are not seen would count as gone.
+    """
+
+    def unreadable(error: OSError) -> None:
+        faults.append(Fault(f"cannot be read: {error.strerror}", file=str(error.filename)))
+
+    for folder, folders, files in os.walk(FOLDER, onerror=unreadable, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in [name for name in folders if os.path.islink(f"{folder}/{name}")]:
+            above = [Path(folder), *Path(folder).parents][:-1]  # as it was come by, through other links too
+            if any(one.resolve().is_relative_to(Path(folder, name).resolve()) for one in above):
+                faults.append(Fault("a link to a folder that it lies in", file=f"{folder}/{name}"))
+                folders.remove(name)
         yield from (Path(folder) / name for name in sorted(files) if name.endswith(".toml") and name[0] != ".")
 
 

@@ -170,14 +170,17 @@ def last_build(run: str, work: Work) -> dict[str, Any] | None:
 
 
 def published_unit(link: Path) -> tuple[str, str] | None:
-    """`(stage, fingerprint)` of what a link of the build points to; None when it is none."""
+    """`(stage, fingerprint)` of what a link into the store points to, the build's or a user's own (absolute, or a link
+    to a link); None when it is none."""
     if not link.is_symlink():
         return None
-    found = Path(os.path.normpath(link.parent / os.readlink(link))).parts
-    root = len(store.STORE.parts)
-    if found[:root] != store.STORE.parts or len(found) <= root:
+    direct = Path(os.path.normpath(link.parent / os.readlink(link)))
+    if not direct.is_relative_to(store.STORE):
+        real, root = os.path.realpath(link), os.path.realpath(store.STORE)
+        direct = store.STORE / os.path.relpath(real, root) if real.startswith(f"{root}/") else Path()
+    if not direct.is_relative_to(store.STORE) or direct == store.STORE:
         return None
-    stage, _, fingerprint = found[root].partition("-")
+    stage, _, fingerprint = direct.relative_to(store.STORE).parts[0].partition("-")
     return stage, fingerprint
 
 

@@ -1,9 +1,9 @@
 """What of the store nothing needs any more, and what keeps the rest.
 
-Needed is: what a declared run, suite or grid stands for now, with all that it rests on; what is published under a
-declared name, also of an earlier version; what is pinned; what somebody writes; what was planned and is not finished,
-with its parents, for a week. A directory goes whole or stays whole. Deleting never leaves the store: a link in it is
-removed as a link.
+Needed is: what a declared run, suite or grid stands for now, with all that it rests on; what a link below `outputs/`
+shows, of an earlier version or of a run that nothing declares any more too; what is pinned; what somebody writes; what
+was planned and is not finished, with its parents, for a week. A directory goes whole or stays whole. Deleting never
+leaves the store: a link in it is removed as a link.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmake.build import lease, plan, store
+from rlmake.build.experiments import FOLDER
 from rlmake.build.explain import published_unit
 from rlmake.build.names import OUTPUTS
 from rlmake.build.registry import Registry
@@ -43,7 +44,10 @@ class Entry:
 
 
 def survey(registry: Registry) -> list[Entry]:
-    """Every directory of the store; the largest that may go first."""
+    """Every directory of the store; the largest that may go first.
+
+    Raises `UserError` where no experiment file is seen at all, which rather means that they are elsewhere.
+    """
     reasons = needed(registry)
     seen: set[int] = set()
     entries = []
@@ -56,6 +60,11 @@ def survey(registry: Registry) -> list[Entry]:
         reason = reasons.get(unit)
         entries.append(
             Entry(unit, runs[0], _size(folder, seen), reason is not None, reason or _why_not(registry, runs))
+        )
+    if entries and not registry.runs:
+        raise UserError(
+            f"{FOLDER} declares no run, and {STORE} holds {len(entries)} directories: is it mounted and checked out? "
+            f"Nothing was deleted; to let go of everything delete {OUTPUTS}/ by hand"
         )
     return sorted(entries, key=lambda entry: (entry.kept, -entry.size))
 
@@ -81,9 +90,8 @@ def needed(registry: Registry) -> dict[Unit, str]:
             best = registry.reports.best(run.name)
             keep((best.stage, best.fingerprint), f"declared: {run.name}")
     for link, unit in published():
-        run = next((name for name in (*registry.runs, *registry.grids) if link.startswith(f"{OUTPUTS}/{name}/")), None)
-        if run is not None:
-            keep(unit, f"published: {link}")
+        if os.path.exists(link):
+            keep(unit, f"published: {link}, until that link is deleted")
     for pin in pins():
         keep(
             (pin["stage"], pin["fingerprint"]),
@@ -104,8 +112,14 @@ def needed(registry: Registry) -> dict[Unit, str]:
 
 
 def published() -> Iterator[tuple[str, Unit]]:
-    """`(link, unit)` of every link of the build below `outputs/`. Links are looked at, never followed."""
-    for folder, folders, files in os.walk(OUTPUTS, followlinks=False):
+    """`(link, unit)` of every link below `outputs/` into the store, the build's and a user's. No linked folder is
+    entered. Raises `UserError` for a folder that can't be read: links that are not seen would keep nothing."""
+
+    def unreadable(error: OSError) -> None:
+        if os.path.isdir(OUTPUTS):
+            raise UserError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    for folder, folders, files in os.walk(OUTPUTS, onerror=unreadable, followlinks=False):
         if folder == OUTPUTS:
             folders[:] = [name for name in folders if name != STORE.name]
         for name in (*folders, *files):

@@ -67,6 +67,8 @@ class Registry:
         for run in experiments.runs.values():
             try:
                 registry.work(run.name)
+                if fault := registry.reports.fault_of_best(run.name):
+                    faults.append(fault)
             except ConfigError as error:
                 faults += error.faults
         for name in experiments.suites:

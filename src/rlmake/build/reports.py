@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rlmake.build import resources, revisions, store
 from rlmake.build.fingerprint import fingerprint
 from rlmake.build.work import Work
-from rlmake.core.errors import ConfigError, Fault, nearest
+from rlmake.core.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from rlmake.build.registry import Registry
@@ -60,20 +60,20 @@ class Reports:
         self._made[run_name] = report
         return report
 
+    def fault_of_best(self, run_name: str) -> Fault | None:
+        """What is missing for a choice of the best checkpoint."""
+        run = self.registry.runs[run_name]
+        if run.best is None or self.registry.work(run_name).interval:
+            return None
+        message = "needs ckpt.interval: it says which checkpoints there are to choose from"
+        return Fault(message, "experiment.best", run.file)
+
     def best(self, run_name: str) -> Work:
         """Identity of the weights of a run's best checkpoint: its evaluations at every checkpoint, and the metric."""
         run, work = self.registry.runs[run_name], self.registry.work(run_name)
         assert run.best is not None and work.last_step is not None
-        key = "experiment.best"
-        if run.best.suite not in self.registry.suites:
-            hint = nearest(run.best.suite, self.registry.suites)
-            raise ConfigError(
-                Fault(f"there is no suite experiments/evals/{run.best.suite}.toml{hint}", f"{key}.suite", run.file)
-            )
-        if not work.interval:
-            raise ConfigError(
-                Fault("needs ckpt.interval: it says which checkpoints there are to choose from", key, run.file)
-            )
+        if fault := self.fault_of_best(run_name):
+            raise ConfigError(fault)
         steps = sorted({*range(work.interval, work.last_step + 1, work.interval), work.last_step})
         parents, evals = [], []
         for step in steps:

@@ -48,7 +48,8 @@ def read_file(path: Path | str) -> dict[str, Any]:
     if suffix not in SUFFIXES:
         raise ConfigError(Fault(f"expected a file ending in {', '.join(SUFFIXES)}", file=name))
     if not os.path.isfile(name):
-        raise ConfigError(Fault("is not a file" if os.path.exists(name) else "no such file", file=name))
+        there = "leads nowhere, or in a circle" if os.path.islink(name) else "no such file"
+        raise ConfigError(Fault("is not a file" if os.path.exists(name) else there, file=name))
     try:
         with open(name, "rb") as file:
             text = file.read()
