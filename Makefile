@@ -33,11 +33,11 @@ algorithms: env
 test: env
 	$(BIN)/python -m pytest tests
 
-# A real SLURM on this host (as root, Debian: installs slurm-wlm and munge when they are not there), three nodes on
+# A real SLURM on this host (as root, Debian: installs slurm-wlm and munge when they are not there), four nodes on
 # loopback ports; started, used and stopped.
 test-slurm: env
 	$(BIN)/python tests/slurm/cluster.py up
-	@$(BIN)/python tests/slurm/cluster.py run -- $(BIN)/python -m pytest --durations=25 --durations-min=5 tests/slurm; code=$$?; \
+	@$(BIN)/python tests/slurm/cluster.py run -- $(BIN)/python -m pytest -n 2 --dist loadfile tests/slurm; code=$$?; \
 	$(BIN)/python tests/slurm/cluster.py down; exit $$code
 
 # A run of two sources, each of whose processes is killed once; several minutes.

@@ -1,10 +1,11 @@
 """A real SLURM on this host for the tests: `python tests/slurm/cluster.py up | down | run -- CMD`, as root, on Debian.
 
-Three `slurmd` on loopback ports stand for three nodes of 8 CPUs and 4 GPUs (null devices, so they can be handed out and
+Four `slurmd` on loopback ports stand for four nodes of 8 CPUs and 4 GPUs (null devices, so they can be handed out and
 nothing can run on them). Everything but munge's key lies below $SLURM_TEST_DIR; the commands find their cluster by
 $SLURM_CONF, so a SLURM that this host has already is left alone. `up --accounting` adds slurmdbd with MariaDB.
 
-Partitions: `gpu` (default), `high` (preempts `gpu` by requeueing), `far` (a node on another host, which is down).
+Partitions: `gpu` (default, one node), `work` (three), `high` (preempts `work` by requeueing), `far` (a node on another
+host, which is down). Tests of jobs keep to `gpu`, tests of runs to `work`, and so go side by side.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(os.environ.get("SLURM_TEST_DIR", "/tmp/rlmake-slurm"))
-NODES = 3
+NODES = 4
 BASE = int(os.environ.get("SLURM_TEST_PORT", "26800"))
 CTLD, DBD, SQL, SLURMD = BASE, BASE + 1, BASE + 2, BASE + 10
 PACKAGES = ["slurm-wlm", "munge"]
@@ -51,8 +52,9 @@ def conf(host: str, accounting: bool) -> str:
         f"NodeName=node[1-{NODES}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{SLURMD}-{last}] CPUs=8 Sockets=1 "
         "CoresPerSocket=8 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:4 State=UNKNOWN",
         f"NodeName=far1 NodeHostname=elsewhere NodeAddr=127.0.0.1 Port={last + 1} CPUs=8 RealMemory=8000 State=DOWN",
-        f"PartitionName=gpu Nodes=node[1-{NODES}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1",
-        f"PartitionName=high Nodes=node[1-{NODES}] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF",
+        f"PartitionName=gpu Nodes=node{NODES} Default=YES MaxTime=INFINITE State=UP PriorityTier=1",
+        f"PartitionName=work Nodes=node[1-{NODES - 1}] MaxTime=INFINITE State=UP PriorityTier=1",
+        f"PartitionName=high Nodes=node[1-{NODES - 1}] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF",
         "PartitionName=far Nodes=far1 MaxTime=60 State=UP",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -160,7 +162,7 @@ def up(accounting: bool) -> None:
         daemon(f"slurmd{i}", "slurmd", "-D", "-N", f"node{i}")
 
     def idle() -> bool:
-        return run("sinfo", "-h", "-p", "gpu", "-o", "%t %D", check=False).stdout.strip() == f"idle {NODES}"
+        return run("sinfo", "-h", "-N", "-p", "gpu,work", "-o", "%t", check=False).stdout.split() == ["idle"] * NODES
 
     wait(idle, "idle nodes", 60)
     print(f"export SLURM_CONF={os.environ['SLURM_CONF']}")

@@ -67,6 +67,7 @@ import_path = "{renderer}"
 [ckpt]
 interval = 1000
 [slurm]
+partition = "work"
 time = "20"
 memory = "600M"
 save_before_end = 100
@@ -98,6 +99,7 @@ lr = 1e-3
 [ckpt]
 interval = 1
 [slurm]
+partition = "work"
 time = "20"
 memory = "600M"
 [deployment]
@@ -319,18 +321,20 @@ def test_submission_by_the_entry_point(project):
     refused = project.entry("sft", "@", "run.toml", "--run.name", "d")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "wait for it" in refused.stderr
     job = jobs_of(project)[-1]["id"]
-    tail = subprocess.Popen([sys.executable, "-m", "rlmake.cli.main", "tail", "d"], cwd=project.folder, env=project.env,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    shown = project.folder / "shown"
+    with open(shown, "w") as stream:
+        command = [sys.executable, "-m", "rlmake.cli.main", "tail", "d"]
+        tail = subprocess.Popen(command, cwd=project.folder, env=project.env, stdout=stream, stderr=stream)
     metrics = project.folder / "outputs/d/monitors/file/metrics.jsonl"
     until(lambda: metrics.is_file() and metrics.read_text().count("loss/mean") >= 3, "three steps", 300)
     cut(job)
     until(lambda: jobs_of(project)[-1]["state"] == "PENDING", "requeued", 120)
     slurm("scontrol", "update", f"JobId={job}", "TimeLimit=20")
+    until(lambda: "is pending" in shown.read_text(), "tail says so", 60)
     runs_again(job)
-    shown, _ = tail.communicate(timeout=200)
-    assert tail.returncode == 0, shown
-    for words in (f"SLURM job {job} is running", "is pending", "attempt 3 begins", "COMPLETED"):
-        assert words in shown, f"{words}: {shown}"
+    assert tail.wait(200) == 0, shown.read_text()
+    for words in (f"SLURM job {job} is running", "attempt 3 begins", "COMPLETED"):
+        assert words in shown.read_text(), f"{words}: {shown.read_text()}"
     rows = [json.loads(line) for line in metrics.read_text().splitlines() if "loss/mean" in line]
     assert [row["step"] for row in rows] == list(range(1, 41))
 
