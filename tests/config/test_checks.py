@@ -29,6 +29,13 @@ RL = [
     ({"deployment__typ": "x"}, "deployment.typ: unknown key; did you mean 'type'?"),
     ({"trainer": {"device": "cuda"}}, "trainer.device: 'cuda' contradicts (deployment.num_train_gpus) device = 'cpu'"),
     ({"deployment": {**CPU, "cpu_threads": 1}, "trainer": {"cpu_threads": 2}}, "trainer.cpu_threads: 2 contradicts"),
+    ({"deployment": {**CPU, "num_train_ranks": 1000}}, "deployment.num_train_ranks: must be ≤ 256, not 1000"),
+    # bounds
+    ({"max_steps": 1e26}, "max_steps: expected an integer, not 1e+26"),
+    ({"max_steps": 10**26}, "max_steps: must be ≤ 9223372036854775807, not 100000000000000000000000000"),
+    ({"seq_len": 99999999999}, "seq_len: must be ≤ 2147483647, not 99999999999"),
+    ({"inference": {"vllm": {"max_model_len": 5}}, "orchestrator__train": {"source": [source()], "sampling": {"max_completion_tokens": 20}}},
+     "inference.vllm.max_model_len: 5 leaves no token for a prompt beside max_completion_tokens = 20"),
     # shared keys
     ({"trainer": {"max_steps": 3}}, "trainer.max_steps: 3 contradicts max_steps = 20; give it once, at the root"),
     ({"inference": {"vllm": {"model": "b"}}}, "inference.vllm.model: 'b' contradicts model.name = 'outputs/a/sft/weights'"),
@@ -153,6 +160,9 @@ OTHERS = [
     ("InferenceConfig", {"engine": "vllm", "deterministic": True}, "deterministic: the vllm engine does not promise equal bytes"),
     ("InferenceConfig", {"vllm": {"tensor_parallel_size": 2}}, "vllm.tensor_parallel_size: counts for the vllm engine only"),
     ("InferenceConfig", {"engine": "vlm"}, "engine: expected 'auto', 'vllm', 'transformers', not 'vlm'; did you mean 'vllm'?"),
+    ("EvalConfig", {"inference": {"vllm": {"max_model_len": 20}}, "sampling": {"max_completion_tokens": 20}},
+     "inference.vllm.max_model_len: 20 leaves no token for a prompt beside max_completion_tokens = 20"),
+    ("EvalConfig", {"model": {"name": "x"}, "inference": {}}, "model: expected text"),
     ("InferenceConfig", {"server": {"port": 70000}}, "server.port: must be ≤ 65535, not 70000"),
     ("EvalConfig", {"source": []}, "source: needs at least one source"),
     ("EvalConfig", {"source": [SOURCE, SOURCE]}, "source.1.name: 'reverse-text' is also the name of source 0"),

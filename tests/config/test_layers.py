@@ -96,6 +96,41 @@ def test_unknown_options_are_refused_with_a_suggestion(write):
     assert text.startswith("command line: trainer.optim.learning_rate: unknown key")
 
 
+def test_true_and_false_are_no_numbers(write):
+    """A slip like `--no-trainer.optim.lr`, or a value forgotten, trains with no learning rate of 0 or 1."""
+    lr = "command line: trainer.optim.lr: expected a number, not"
+    assert faults("@", "base.toml", "--no-trainer.optim.lr") == f"{lr} false"
+    assert faults("@", "base.toml", "--trainer.optim.lr") == f"{lr} true"
+    text = """max_steps = true
+        [trainer.log]
+        ranks_filter = [0, true]
+        [trainer.optim]
+        lr = false
+        max_norm = true
+        weight_decay = true
+    """
+    write("slips.toml", text)
+    lines = faults("@", "base.toml", "@", "slips.toml").splitlines()
+    for line in (
+        "slips.toml:1: max_steps: expected an integer, not true",
+        "slips.toml:3: trainer.log.ranks_filter.1: expected an integer, not true",
+        "slips.toml:5: trainer.optim.lr: expected a number, not false",
+        "slips.toml:6: trainer.optim.max_norm: expected a number, not true",
+        "slips.toml:7: trainer.optim.weight_decay: expected a number or 'auto', not true",
+    ):
+        assert line in lines, lines
+    config = rl("@", "base.toml", "--trainer.optim.lr", "3e-5", "--max-steps", "9", "--trainer.log.ranks-filter", "0")
+    assert (config.trainer.optim.lr, config.max_steps, config.trainer.log.ranks_filter) == (3e-5, 9, [0])
+    assert rl("@", "base.toml", "--deterministic", "false").deterministic is False
+
+
+def test_a_negation_of_what_is_no_switch_says_so(write):
+    expected = "unknown key: --no-… is for true-or-false options and optional tables; give the option a value instead"
+    assert faults("@", "base.toml", "--no-max-steps") == f"command line: no_max_steps: {expected}"
+    text = faults("@", "base.toml", "--trainer.no-max-steps")
+    assert text.endswith("'no' belongs to the front of the whole option, --no-….max-steps")
+
+
 def test_text_where_a_table_stands_is_refused_both_ways(write):
     write("text.toml", '[monitors]\nfile = "x"\n')
     assert faults("@", "base.toml", "@", "text.toml") == "text.toml: monitors.file: expected a table, not 'x'"

@@ -20,6 +20,30 @@ def test_every_leaf_has_a_class_and_a_meaning(name):
         assert info.description, f"{key} says nothing of itself"
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_number_is_made_of_true(name):
+    """Every `int` and `float` of a schema, also those inside lists, unions and optional values."""
+
+    def numbers(node, holder=None):
+        if isinstance(node, dict):
+            if node.get("type") in ("int", "float"):
+                yield node, holder
+            for key, value in node.items():
+                if key not in ("metadata", "serialization", "default"):
+                    yield from numbers(value, node if "type" in node else holder)
+        elif isinstance(node, list | tuple):
+            for value in node:
+                yield from numbers(value, holder)
+
+    schema(name).model_rebuild(force=True)
+    found = list(numbers(schema(name).__pydantic_core_schema__))
+    assert found or name == "ImportConfig"  # which has none
+    for number, holder in found:
+        assert holder["type"] == "function-before" and holder["function"]["function"].__name__.startswith("_no_"), (
+            number
+        )
+
+
 def test_an_unclassified_leaf_is_found():
     class Table(Config):
         good: int = semantic(1, "Good.")

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from rlmake.config.fields import Config, runtime
 from rlmake.config.refused import Refused
 
+MOST_RANKS = 256  # of a trainer on one host's CPU: each loads torch and a share of the model by itself
+
 
 class CpuThreads(Config):
     cpu_threads: int = runtime(2, "Threads of each trainer and engine process on the CPU.", ge=1)
@@ -19,7 +21,7 @@ class SingleNode(CpuThreads):
     gpus_per_node: int = runtime(8, "GPUs of the host.", ge=0)
     num_train_gpus: int = runtime(1, "GPUs of the trainer; 0: CPU.", ge=0)
     num_infer_gpus: int = runtime(1, "GPUs of the inference server; 0: CPU.", ge=0)
-    num_train_ranks: int = runtime(1, "Processes of the trainer on the CPU (gloo).", ge=1)
+    num_train_ranks: int = runtime(1, "Processes of the trainer on the CPU (gloo).", ge=1, le=MOST_RANKS)
     share_gpus: bool = runtime(False, "Trainer and inference server use the same GPUs, each a part of their memory.")
 
     @model_validator(mode="after")
@@ -48,7 +50,7 @@ class MultiNode(CpuThreads):
     num_infer_replicas: int = runtime(1, "Replicas of the inference servers.", ge=1)
     nodes_per_fsdp_group: int | None = runtime(None, "Hosts that shard one copy of the model; all when absent.", ge=1)
     orchestrator_on_inference: bool = runtime(False, "Place the orchestrator on the last inference host.")
-    num_train_ranks: int = runtime(1, "Processes of the trainer on each host's CPU (gloo).", ge=1)
+    num_train_ranks: int = runtime(1, "Processes of the trainer on each host's CPU (gloo).", ge=1, le=MOST_RANKS)
 
     @model_validator(mode="after")
     def _groups(self):

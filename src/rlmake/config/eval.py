@@ -11,7 +11,7 @@ from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig
-from rlmake.config.rl_checks import standing_alone
+from rlmake.config.rl_checks import completions_fit, standing_alone
 from rlmake.config.sampling import EvalSamplingConfig
 from rlmake.config.shared import (
     ClientConfig,
@@ -130,7 +130,8 @@ class EvalConfig(SharingConfig):
             inherit(source, {key: getattr(self, key) for key in ("sampling", "select", "group_size")})
         if self.tokenizer.name is None:
             self.tokenizer.name = self.model
-        if faults := [*name_faults(self.source), *standing_alone(self.inference)]:
+        faults = [*name_faults(self.source), *standing_alone(self.inference)]
+        if faults := [*faults, *completions_fit(self.inference, self.source)]:
             raise Refused(faults)
         check_env_vars(self.env_vars)
         return self

@@ -109,7 +109,7 @@ def _message(item: dict[str, Any], path: tuple[str, ...], owners: list[type[Base
     kind, ctx, value = item["type"], item.get("ctx", {}), item.get("input")
     shown = "" if isinstance(value, dict | BaseModel) else f", not {_short(value)}"
     if kind == "extra_forbidden":
-        return f"unknown key{_nearest_key(path[-1], owners)}"
+        return f"unknown key{_nearest_key(path, owners)}"
     if kind == "missing":
         return "is needed"
     if kind == "literal_error":
@@ -128,7 +128,8 @@ def _message(item: dict[str, Any], path: tuple[str, ...], owners: list[type[Base
               "less_than_equal": ("le", "≤")}  # fmt: skip
     if kind in limits:
         name, sign = limits[kind]
-        return f"must be {sign} {ctx[name]:g}{shown}"
+        bound = ctx[name]
+        return f"must be {sign} {bound if isinstance(bound, int) else f'{bound:g}'}{shown}"
     if kind == "finite_number":
         return f"must be finite{shown}"
     if kind in ("too_short", "too_long"):
@@ -146,12 +147,14 @@ def _options(expected: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _nearest_key(key: str, owners: list[type[BaseModel]]) -> str:
-    names = sorted({name for owner in owners for name in owner.model_fields})
+def _nearest_key(path: tuple[str, ...], owners: list[type[BaseModel]]) -> str:
+    key, names = path[-1], sorted({name for owner in owners for name in owner.model_fields})
     if key.startswith("no_") and key[3:] in names:
+        if len(path) == 1:
+            return ": --no-… is for true-or-false options and optional tables; give the option a value instead"
         return f": 'no' belongs to the front of the whole option, --no-….{key[3:].replace('_', '-')}"
     return nearest(key, names) or (f"; known here: {', '.join(names)}" if 0 < len(names) <= 8 else "")

@@ -13,9 +13,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_config import BaseConfig
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 FieldClass = Literal["semantic", "runtime", "horizon"]
 CLASSES = typing.get_args(FieldClass)
@@ -23,9 +24,13 @@ PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 class Config(BaseConfig):
-    """Base of every table: unknown keys are faults, numbers are finite."""
+    """Base of every table: unknown keys are faults, numbers are finite, true and false are no numbers."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _with_strict_numbers(handler(source))
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +66,51 @@ class Config(BaseConfig):
     """Name of the entry point whose root this class is; None for a table inside another."""
     undumped: ClassVar[tuple[str, ...]] = ()
     """Shared keys that `dump` leaves out: what they said stands in the tables that they filled."""
+
+
+INTEGERS = 2**63 - 1  # what a tensor's index, an Arrow column and a TOML integer can hold
+OFFSETS = 2**31 - 1  # tokens of a row: positions and document offsets are int32 in the attention kernels
+INNER = ("schema", "items_schema", "keys_schema", "values_schema")  # the keys of a core schema with one inside
+
+
+def _with_strict_numbers(schema: Any, top: bool = True) -> Any:
+    """A table's core schema, in which no number is made of true or false and every integer fits 64 bits.
+
+    Done once for a class and in the schema itself: what it costs is a call for each number that is given. Tables
+    inside have been through it already, and so has a class whose schema was built before.
+    """
+    kind = schema["type"]
+    if kind in ("int", "float"):
+        if kind == "int":
+            schema = {"le": INTEGERS, "ge": -INTEGERS, **schema}
+        return core_schema.no_info_before_validator_function(_no_integer if kind == "int" else _no_number, schema)
+    if (kind in ("model", "definition-ref") and not top) or _is_strict(schema):
+        return schema
+    if kind == "model-fields":
+        fields = {name: {**field, "schema": _with_strict_numbers(field["schema"], False)}
+                  for name, field in schema["fields"].items()}  # fmt: skip
+        return {**schema, "fields": fields}
+    changed = {key: _with_strict_numbers(schema[key], top and kind != "model") for key in INNER
+               if isinstance(schema.get(key), dict)}  # fmt: skip
+    if kind == "union":
+        changed["choices"] = [_with_strict_numbers(choice, False) for choice in schema["choices"]]
+    return {**schema, **changed}
+
+
+def _is_strict(schema: Any) -> bool:
+    return schema["type"] == "function-before" and schema["function"]["function"] in (_no_integer, _no_number)
+
+
+def _no_integer(value: Any) -> Any:
+    if value is True or value is False:
+        raise PydanticCustomError("int_type", "expected an integer")
+    return value
+
+
+def _no_number(value: Any) -> Any:
+    if value is True or value is False:
+        raise PydanticCustomError("float_type", "expected a number")
+    return value
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from rlmake.config.deployment import InferDeployment, InferSingleNode
-from rlmake.config.fields import Config, FieldClass, group, runtime, semantic
+from rlmake.config.fields import OFFSETS, Config, FieldClass, group, runtime, semantic
 from rlmake.config.refused import Refused
 from rlmake.config.shared import (
     ComponentLogConfig,
@@ -45,7 +45,7 @@ class VllmConfig(Config):
     """
 
     model: str = semantic("Qwen/Qwen3-0.6B", "Hub id, directory, or target of the build.")
-    max_model_len: int | None = semantic(None, "Longest sequence; the model's own limit when absent.", ge=2)
+    max_model_len: int | None = semantic(None, "Longest sequence; the model's own limit when absent.", ge=2, le=OFFSETS)
     chat_template: str | None = semantic(None, "Chat template in place of the tokenizer's own.")
     trust_remote_code: bool = semantic(False, "Run code that ships with the model.")
     served_model_name: str | None = runtime(None, "Name in /v1/models; `model` when absent.")

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from rlmake.config.algo import Algo, FrozenModel, GRPOConfig
-from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
+from rlmake.config.fields import OFFSETS, Config, FieldClass, group, horizon, runtime, semantic
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig, resolve_auto
 from rlmake.config.sampling import EvalSamplingConfig, TrainSamplingConfig
@@ -115,7 +115,7 @@ class OrchestratorConfig(Config):
     eval: OnlineEvalConfig | None = semantic(None, "Evaluations while the run goes on.")
     batch_size: int | None = semantic(None, "Rollouts per step; 128 when token_batch_size is absent too.", ge=1)
     token_batch_size: int | None = semantic(None, "Tokens per step, in place of batch_size.", ge=1)
-    seq_len: int = semantic(2048, "Longest rollout in tokens.", ge=2)
+    seq_len: int = semantic(2048, "Longest rollout in tokens.", ge=2, le=OFFSETS)
     max_steps: int | None = horizon(None, "Last step; endless when absent.", ge=1)
     max_off_policy_steps: int = semantic(8, "Versions by which a trained rollout may be older than the policy.", ge=0)
     lag: int = semantic(0, "Deterministic mode: versions by which collection runs behind training.", ge=0)

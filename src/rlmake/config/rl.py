@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from rlmake.config.deployment import Deployment, SingleNode, world_fields
-from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
+from rlmake.config.fields import OFFSETS, Config, FieldClass, group, horizon, runtime, semantic
 from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
 from rlmake.config.orchestrator import OrchestratorConfig
@@ -73,7 +73,9 @@ class RLConfig(SharingConfig):
     model: SharedModelConfig | None = semantic(None, "The model of all components.", shared=True)
     tokenizer: TokenizerConfig | None = semantic(None, "The tokenizer of all components.", shared=True)
     max_steps: int | None = horizon(None, "Last step, counted from the very first one.", ge=1, shared=True)
-    seq_len: int | None = semantic(None, "Longest row of the trainer and longest rollout.", ge=2, shared=True)
+    seq_len: int | None = semantic(
+        None, "Longest row of the trainer and longest rollout.", ge=2, le=OFFSETS, shared=True
+    )
     seed: int = semantic(0, "Seed of everything random in all components.", ge=0, shared=True)
     deterministic: bool | Literal["auto"] = semantic(
         "auto", "Same configuration, same bytes; auto: when trainer and managed inference run on the CPU.", shared=True

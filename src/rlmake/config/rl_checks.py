@@ -1,11 +1,13 @@
 """Checks of an RL run across its components. Each has a negative test."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from rlmake.config.inference import InferenceConfig
     from rlmake.config.rl import RLConfig
+    from rlmake.config.sources import EvalSource, TrainSource
 
 Faults = list[tuple[str, str]]
 
@@ -13,7 +15,9 @@ Faults = list[tuple[str, str]]
 def rl_faults(config: "RLConfig") -> Faults:
     """`(key, fault)` of everything in which the components contradict one another."""
     found = [*_placement(config), *_transport(config), *_consistency(config), *_sources(config), *_frozen(config)]
-    return [*found, *standing_alone(config.inference)]
+    orchestrator = config.orchestrator
+    sources = [*orchestrator.train.source, *(orchestrator.eval.source if orchestrator.eval else [])]
+    return [*found, *standing_alone(config.inference), *completions_fit(config.inference, sources)]
 
 
 def standing_alone(inference: "InferenceConfig | None") -> Faults:
@@ -24,6 +28,16 @@ def standing_alone(inference: "InferenceConfig | None") -> Faults:
     if inference.deployment.type != "single_node":
         faults.append(("inference.deployment.type", "belongs to the root's [deployment]"))
     return faults
+
+
+def completions_fit(inference: "InferenceConfig | None", sources: "Sequence[TrainSource | EvalSource]") -> Faults:
+    """An engine whose sequences are too short for the completions that the sources ask of it."""
+    limit = inference.vllm.max_model_len if inference is not None else None
+    longest = max([0, *(source.sampling.max_completion_tokens or 0 for source in sources if source.sampling)])
+    if limit is None or longest < limit:
+        return []
+    text = f"{limit} leaves no token for a prompt beside max_completion_tokens = {longest}"
+    return [("inference.vllm.max_model_len", text)]
 
 
 def _placement(config: "RLConfig") -> Faults:

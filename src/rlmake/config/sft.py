@@ -5,14 +5,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlmake.config.deployment import CpuThreads, SFTMultiNode, world_fields
-from rlmake.config.fields import Config, FieldClass, group, runtime, semantic
+from rlmake.config.deployment import MOST_RANKS, CpuThreads, SFTMultiNode, world_fields
+from rlmake.config.fields import OFFSETS, Config, FieldClass, group, runtime, semantic
 from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
 from rlmake.config.online import OnlineEvalProcessConfig, SFTEvalConfig
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig, resolve_auto
-from rlmake.config.rl_checks import standing_alone
+from rlmake.config.rl_checks import completions_fit, standing_alone
 from rlmake.config.shared import (
     FilesystemBroadcast,
     HeartbeatConfig,
@@ -49,7 +49,7 @@ class Columns(Config):
 
 class _Rows(Config):
     batch_size: int = semantic(128, "Packed rows per step.", ge=1)
-    seq_len: int = semantic(128, "Length of a packed row in tokens.", ge=2)
+    seq_len: int = semantic(128, "Length of a packed row in tokens.", ge=2, le=OFFSETS)
     micro_batch_size: int = runtime(1, "Packed rows in one forward pass.", ge=1)
     seed: int = semantic(0, "Seed of the order.", ge=0)
 
@@ -110,7 +110,7 @@ class SFTSingleNode(CpuThreads):
     gpus_per_node: int = runtime(8, "GPUs of the host.", ge=0)
     num_train_gpus: int = runtime(1, "GPUs of the trainer; 0: CPU.", ge=0)
     num_infer_gpus: int = runtime(1, "GPUs of the inference server of the evaluations; 0: CPU.", ge=0)
-    num_train_ranks: int = runtime(1, "Processes of the trainer on the CPU (gloo).", ge=1)
+    num_train_ranks: int = runtime(1, "Processes of the trainer on the CPU (gloo).", ge=1, le=MOST_RANKS)
 
 
 class SFTConfig(SharingConfig, TrainerCommon):
@@ -193,6 +193,7 @@ class SFTConfig(SharingConfig, TrainerCommon):
             else:
                 self.renderer.name = name
         faults += standing_alone(self.inference)
+        faults += completions_fit(self.inference, self.eval.source if self.eval else [])
         if self.inference is not None and self.eval is None:
             faults.append(("inference", "needs [eval]"))
         if self.eval is not None:

@@ -66,6 +66,7 @@ class Spreader:
             if is_null(get(self.data, target)):
                 self._conflict(target, None, value, origin)
             elif get(self.data, target) is ABSENT:
+                self.filled[target] = origin
                 self._set(target, {})
             for key, item in value.items():
                 self.put(f"{target}.{key}", item, f"{origin}.{key}")

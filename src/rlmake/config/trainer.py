@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from rlmake.config.fields import Config, FieldClass, group, horizon, runtime, semantic
+from rlmake.config.fields import OFFSETS, Config, FieldClass, group, horizon, runtime, semantic
 from rlmake.config.loss import IPOConfig, Loss
 from rlmake.config.optim import (
     AdamWConfig,
@@ -71,7 +71,7 @@ class TrainerModelConfig(Config):
 
     name: str = semantic("Qwen/Qwen3-0.6B", "Hub id, directory, or target of the build.")
     trust_remote_code: bool = semantic(False, "Run code that ships with the model.")
-    seq_len: int = semantic(2048, "Longest row in tokens.", ge=2)
+    seq_len: int = semantic(2048, "Longest row in tokens.", ge=2, le=OFFSETS)
     attn: Attention = semantic("auto", "Attention; auto: exact on the CPU, varlen on GPUs.")
     impl: Literal["auto", "hf"] = semantic("auto", "Implementation of the model.")
     optimization_dtype: Dtype = semantic("float32", "Type of the trained weights.")
