@@ -8,6 +8,7 @@ registry.reports                   what rests on runs: their reports, the best o
 
 import functools
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ class Registry:
 
     @classmethod
     def _load(cls, retry: bool, allow_missing: bool) -> "Registry":
+        if os.path.lexists(names.OUTPUTS) and not os.path.isdir(names.OUTPUTS):
+            what = "a link that leads nowhere" if os.path.islink(names.OUTPUTS) else "a file"
+            raise ConfigError(
+                Fault(f"is {what}; results go into a folder of this name: mend it or move it away", file=names.OUTPUTS)
+            )
         experiments = load()
         registry = cls(experiments, retry, allow_missing)
         faults = list(experiments.faults)

@@ -47,9 +47,11 @@ class ContentCache:
         self.path = path
         self.dirty = False
         try:
-            self.known: dict[str, list[Any]] = json.loads(path.read_bytes())
+            known = json.loads(path.read_bytes())
         except (OSError, ValueError):
-            self.known = {}
+            known = {}
+        rows = known.items() if isinstance(known, dict) else ()
+        self.known: dict[str, list[Any]] = {key: row for key, row in rows if isinstance(row, list) and len(row) == 4}
 
     def hash(self, path: Path) -> str:
         stat = path.stat()

@@ -21,7 +21,7 @@ from rlmake.build import card, explain, failure, plan, publish, resources, store
 from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
-from rlmake.core.errors import UserError, nearest
+from rlmake.core.errors import UserError, leave, nearest
 from rlmake.core.jsonio import hash_bytes, write_bytes
 
 LARGEST_DIFF = 1 << 20  # of a project's uncommitted changes so much is kept, for cards
@@ -213,6 +213,9 @@ class Driver(Jobs):
 
     def start(self) -> None:
         """Before the first job, never in a dry run: write the specifications, show where the work can be followed."""
+        or_leave(self._start)
+
+    def _start(self) -> None:
         state, difference = code_state()
         moment = {"planned_at": _now(), "code": state}
         if (
@@ -329,13 +332,11 @@ def _when_settled(workflow: Any, then: Callable[[Any], None]) -> None:
 
 
 def or_leave(work: Callable[[], Any]) -> Any:
-    """Do `work`; a user's mistake becomes `error: …` lines and the end of this process."""
+    """Do `work`; a user's mistake becomes `error: …` lines and the end of this process, see `leave`."""
     try:
         return work()
-    except UserError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    except Exception as error:
+        leave(error)
 
 
 def _now() -> str:

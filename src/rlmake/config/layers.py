@@ -63,6 +63,8 @@ def read_file(path: Path | str) -> dict[str, Any]:
             data = yaml.safe_load(text)
     except tomli.TOMLDecodeError as error:
         raise ConfigError(Fault(f"not readable as TOML: {error}", file=name)) from None
+    except OSError as error:
+        raise ConfigError(Fault(f"cannot be read: {error.strerror}", file=name)) from None
     except ModuleNotFoundError:
         raise ConfigError(Fault("YAML needs the package pyyaml", file=name)) from None
     except Exception as error:

@@ -1,10 +1,15 @@
 """Errors that are the user's to mend: one clear line each, never a traceback."""
 
 import difflib
+import errno
 import functools
+import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
 
 class UserError(Exception):
@@ -49,21 +54,73 @@ def nearest(name: str, options: Iterable[str]) -> str:
     return f"; did you mean '{hits[0]}'?" if hits else ""
 
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
+_OF_PATHS = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+_OF_PATHS |= {errno.EEXIST, errno.EIO, errno.EROFS, errno.ESTALE}
+_HINTS = dict.fromkeys(FULL, "; free some space and start again, what is finished is kept")
+_HINTS |= {errno.EACCES: "; whoever starts this needs the right to it"}
+
+
+class StorageError(UserError):
+    """The machine's disk is full: nobody wrote anything wrong."""
+
+    exit_code = 1
+
+
+def of_system(error: Exception) -> UserError | None:
+    """What the system refused to do with a file, as one line; None for all that may as well be a mistake in our code.
+
+    An `OSError` counts when it names a file; a full disk also without one, as writing to an open file says it, and as
+    safetensors passes it on (`… (os error 28)`).
+    """
+    number, path, reason = None, None, ""
+    if isinstance(error, OSError):
+        number, path, reason = error.errno, error.filename2 or error.filename, error.strerror
+    elif type(error).__name__ == "SafetensorError" and (match := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(match[1])
+        reason, path = os.strerror(number), "weights" if number in _OF_PATHS else None
+    if number in FULL:
+        return StorageError(f"{f'{_text(path)}: ' if path else ''}{reason}{_HINTS[number]}")
+    if number in _OF_PATHS and isinstance(path, str | bytes | os.PathLike):
+        return UserError(f"{_text(path)}: {reason}{_HINTS.get(number, '')}")
+    return None
+
+
+def _text(path: str | bytes | os.PathLike) -> str:
+    """A path as it can stand in a line."""
+    text = os.fsdecode(path)
+    return text if text.isprintable() else repr(text)
+
+
+def leave(error: Exception) -> NoReturn:
+    """End the process with `error: …` lines for what is the user's to mend; anything else is raised again.
+
+    With `RLMAKE_TRACEBACK=1` the traceback is shown before the lines.
+    """
+    said = error if isinstance(error, UserError) else of_system(error)
+    if said is None:
+        raise error
+    if os.environ.get("RLMAKE_TRACEBACK") == "1":
+        traceback.print_exception(error)
+    for line in str(said).splitlines() or [type(said).__name__]:
+        print(f"error: {line}", file=sys.stderr)
+    sys.exit(said.exit_code)
+
+
 def entry_point(main: Callable[..., int | None]) -> Callable[..., None]:
-    """Wrap a console entry point: a `UserError` becomes `error: …` lines on stderr and its exit code."""
+    """Wrap a console entry point: a `UserError`, and what the system refused to do with a file, become `error: …` lines
+    on stderr and an exit code, see `leave`."""
 
     @functools.wraps(main)
     def wrapper(*args, **kwargs) -> None:
         try:
             code = main(*args, **kwargs)
-        except UserError as error:
-            for line in str(error).splitlines() or [type(error).__name__]:
-                print(f"error: {line}", file=sys.stderr)
-            sys.exit(error.exit_code)
         except KeyboardInterrupt:
             sys.exit(130)
         except BrokenPipeError:
             sys.exit(141)
+        except Exception as error:
+            leave(error)
         sys.exit(code or 0)
 
     return wrapper

@@ -62,7 +62,11 @@ def write_bytes(path: Path | str, data: bytes) -> None:
     """Write atomically: a temporary name in the same folder, fsync, rename, fsync of the folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        error.filename = str(path)  # nobody knows the temporary name
+        raise
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
@@ -70,8 +74,10 @@ def write_bytes(path: Path | str, data: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
         raise
     fsync_dir(path.parent)
 
