@@ -182,6 +182,10 @@ def test_one_line_per_mistake(project):
 
     code, output = project.snakemake("-c", "1", "outputs/t/stf/weights")
     assert code == 2 and "Traceback" not in output and len(output.splitlines()) == 2, output
+    elsewhere = project.root.parent / "elsewhere"
+    elsewhere.mkdir()
+    code, output = project.snakemake("-s", str(project.root / "Snakefile"), "-d", str(elsewhere), "-n", "all")
+    assert code == 2 and f"no experiments/ in {elsewhere}: run it in {project.root}, or with -d" in output, output
     assert "did you mean 't/sft'?" in line("outputs/t/stf/weights")
     assert "the run ends at step 4" in line("outputs/t/sft/checkpoints/step_9")
     assert "there is no suite experiments/evals/hold.toml; did you mean 'held'?" in line("outputs/t/sft/evals/hold")

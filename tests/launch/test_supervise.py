@@ -97,6 +97,25 @@ def test_signal_to_the_launcher_ends_all(logs, number):
     assert not of_run(logs)
 
 
+@pytest.mark.parametrize(("number", "heard"), [(signal.SIGINT, True), (signal.SIGHUP, False)])
+def test_signals_that_were_ignored_at_the_start(logs, number, heard):
+    """SIGINT as a script's shell hands it to what it starts in the background, SIGHUP as nohup does."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        popen = launch(logs, "serve")
+    finally:
+        signal.signal(number, before)
+    popen.send_signal(number)
+    if heard:
+        assert popen.wait(8) != 0
+    else:
+        time.sleep(0.5)
+        assert popen.poll() is None and of_run(logs)
+        popen.terminate()
+        popen.wait(8)
+    assert not of_run(logs)
+
+
 def test_nothing_is_left_of_a_killed_launcher(logs):
     popen = launch(logs, "serve", "family", "stubborn")
     popen.kill()

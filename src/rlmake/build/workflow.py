@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import card, explain, failure, plan, publish, resources, store
+from rlmake.build import card, experiments, explain, failure, plan, publish, resources, store
 from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
@@ -35,7 +35,16 @@ def attach(workflow: Any, config: dict[str, Any]) -> "Jobs":
     if not workflow.is_main_process:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the early signal is for the training, not for us above it
         return Jobs()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a script's shell starts what it puts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    or_leave(lambda: check_folder(Path(workflow.main_snakefile).parent))
     return or_leave(lambda: Driver(workflow, Options.of(config)))
+
+
+def check_folder(project: Path) -> None:
+    """Raise `UserError` where Snakemake was given a project's Snakefile (`-s`) from a folder that is no project."""
+    if not experiments.FOLDER.is_dir() and (project / experiments.FOLDER).is_dir():
+        raise UserError(f"no {experiments.FOLDER}/ in {Path.cwd()}: run it in {project}, or with -d {project}")
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,11 @@ class Supervisor:
     def __enter__(self) -> "Supervisor":
         self._guard = guard.start()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                    self._handlers[number] = signal.signal(number, self._note)
+            # An ignored SIGHUP is somebody's wish (nohup). An ignored SIGINT is not: a script's shell starts so all
+            # that it puts into the background. Whoever sends it means the run, and its servers take it anyhow.
+            hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+            for number in (signal.SIGTERM, signal.SIGINT, *hangup):
+                self._handlers[number] = signal.signal(number, self._note)
             self._handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._leave)
         return self
 
