@@ -55,3 +55,22 @@ def test_junk_in_the_cache_of_contents_is_no_matter(project):
     for junk in ("[]", "{", '{"/a": 1}', "null", '{"rows.jsonl": []}'):
         (project.root / "outputs/.store/content.json").write_text(junk)
         assert "t/sft" in Registry.load().runs
+
+
+def test_a_line_break_in_a_name_breaks_no_line(project):
+    (line,) = project.refused("outputs/a\nb/weights")
+    assert line == r"error: outputs/a\nb/weights: no target; no run's name holds a line break"
+    shutil.copy("experiments/t/data.toml", "experiments/t/a\nb.toml")
+    (line,) = project.refused("all")
+    assert line.startswith(r"error: experiments/t/a\nb.toml: 'a\nb' is no safe name")
+
+
+def test_a_grid_with_a_value_that_is_no_number(project):
+    """Text that spells one too, which no cell could be told from another by."""
+    text = (project.root / "experiments/t/sft.toml").read_text()
+    for value, line in (
+        ("nan", "experiments/t/grid.toml:14: experiment.grid.optim.lr: must be finite, not nan"),
+        ("'inf'", "experiments/t/grid.toml:7: optim.lr: must be finite, not 'inf' (cell lr=inf)"),
+    ):
+        project.write("t/grid.toml", f'{text}[experiment.grid]\n"optim.lr" = [1e-3, {value}]\n')
+        assert project.refused("all") == [f"error: {line}"]

@@ -22,7 +22,7 @@ def ends(work, capsys) -> tuple[int, str]:
         (Path("/etc/passwd/x").read_bytes, "/etc/passwd/x: Not a directory"),
         (lambda: os.mkdir("/proc/x"), "/proc/x: No such file or directory"),
         (lambda: Path("a" * 300).read_text(), "a" * 300 + ": File name too long"),
-        (lambda: Path("two\nlines").read_text(), "'two\\nlines': No such file or directory"),
+        (lambda: Path("two\nlines").read_text(), "two\\nlines: No such file or directory"),
         (lambda: write_json("/etc/passwd/x/y.json", {}), "/etc/passwd/x: Not a directory"),
         (lambda: write_json("/proc/y.json", {}), "/proc/y.json: No such file or directory"),
     ],

@@ -53,6 +53,11 @@ def test_axes_stand_beside_the_words_of_a_grid_quoted_or_nested(load):
         ('kind = "rl"\n[experiment.grid]\nseed = [0]\nexclude = [{sed = 1}]', "experiment.grid.exclude.0: 'sed' is no axis; did you mean 'seed'?"),
         ('kind = "rl"\n[experiment.grid]\nseed = [0]\na = [1, 2]\nzip = ["seed", "a"]', "experiment.grid.zip.0: axes of one zip need equally many"),
         ('kind = "rl"\n[experiment.grid]\nseed = [0]\nbaseline = {x = 1}', "experiment.grid.baseline: 'x' is no axis"),
+        ('kind = "rl"\n[experiment.grid]\nseed = [0]\n"trainer.optim.lr" = [1e-3, nan]', "run.toml:5: experiment.grid.trainer.optim.lr: must be finite, not nan"),
+        ('kind = "rl"\n[experiment.grid]\na = [[0, {x = inf}]]', "experiment.grid.a: must be finite, not inf"),
+        ('kind = "rl"\n[experiment.grid]\na = [0]\ninclude = [{a = nan}]', "experiment.grid.include.0.a: must be finite, not nan"),
+        ('kind = "rl"\n[experiment.grid]\na = [0]\nexclude = [{a = nan}]', "experiment.grid.exclude.0.a: must be finite, not nan"),
+        ('kind = "rl"\n[experiment.grid]\na = [0]\nbaseline = {a = -inf}', "experiment.grid.baseline.a: must be finite, not -inf"),
     ],
 )  # fmt: skip
 def test_faults(load, text, expected):

@@ -233,6 +233,38 @@ def test_files_that_cannot_be_read(write):
     assert all("\n" not in str(text) for text in (faults("@", "gone.toml"), faults("@", "broken.toml")))
 
 
+def test_a_key_that_stands_twice_is_refused_in_every_format(write):
+    write("a.json", '{"ckpt": {"interval": 1, "keep_last": 1, "interval": 2}}')
+    write("a.yaml", "ckpt:\n  interval: 1\n  interval: 2\n")
+    write("a.toml", "[ckpt]\ninterval = 1\ninterval = 2\n")
+    assert faults("@", "a.json") == "a.json: not readable as JSON: key 'interval' stands twice in one table"
+    assert faults("@", "a.yaml") == "a.yaml: not readable as YAML: key 'interval' stands twice in one table (line 3)"
+    assert faults("@", "a.toml").startswith("a.toml: not readable as TOML: ")
+    write("b.yaml", "a: &a {interval: 1}\nckpt: {<<: *a, interval: 2}\nlist: [{x: 1}, {x: 2}]\nempty: *a\n")
+    assert compose(["b.yaml"])["ckpt"] == {"interval": 2}, "what is merged in may be overridden"
+    write("c.yaml", "")
+    assert compose(["c.yaml"]) == {}
+
+
+def test_a_mark_of_byte_order_is_no_content(write):
+    """Editors of one system put it in front of a file."""
+    for name, text in (("a.toml", "max_steps = 7\n"), ("a.json", '{"max_steps": 7}'), ("a.yaml", "max_steps: 7\n")):
+        write(name, "\ufeff" + text)
+        assert rl("@", "base.toml", "@", name).max_steps == 7
+    write("b.toml", "\ufeffmax_step = 7\n")
+    assert faults("@", "base.toml", "@", "b.toml").startswith("b.toml:1: max_step: unknown key")
+
+
+def test_values_that_no_record_holds(write):
+    """Free tables take what they are given, but a configuration must be written down and compared."""
+    for value, words in (("nan", "must be finite, not nan"), ("[1, -inf]", "must be finite, not -inf"),
+                         ("2026-01-01", "not date 2026-01-01: quote it"), ("10:00:00", "not time 10:00:00: quote it"),
+                         ("2026-01-01T10:00:00", "not datetime 2026-01-01 10:00:00: quote it")):  # fmt: skip
+        write("a.toml", f'[[orchestrator.train.source]]\nenv.taskset.id = "reverse-text"\nenv.taskset.x = {value}\n')
+        (line,) = faults("@", "base.toml", "@", "a.toml").splitlines()
+        assert line.startswith("a.toml:3: orchestrator.train.source.0.env.taskset.x") and line.endswith(words)
+
+
 def test_a_file_of_another_kind_or_a_grid_is_not_started(write):
     write("kind.toml", '[experiment]\nkind = "sft"\n')
     assert faults("@", "kind.toml") == "kind.toml:2: experiment.kind: this file is of kind 'sft', not 'rl'"

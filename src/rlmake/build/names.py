@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from rlmake.config.names import alike, fault_of_segment
-from rlmake.core.errors import nearest
+from rlmake.core.errors import nearest, shown
 
 OUTPUTS = "outputs"
 # Segments of a run's own folder; no run or suite may bear one, so that a target's path reads in one way only.
@@ -33,7 +33,7 @@ def fault_of_run(name: str) -> str | None:
         if segment in RESERVED:
             return f"'{segment}' is reserved for what a run yields, choose another name"
         if "@" in segment:
-            return f"'{segment}' is no safe name: @ stands between a suite and a step"
+            return f"{segment!r} is no safe name: @ stands between a suite and a step"
         if fault := fault_of_segment(segment):
             return fault
     return None
@@ -104,6 +104,8 @@ def is_output(value: object) -> bool:
 
 def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) -> Target | str:
     """Take a path below `outputs/` apart; a text says in one line why it is no target. `runs`: the names there are."""
+    if shown(path) != path:
+        return f"{shown(path)}: no target; no run's name holds a line break"
     parts = path.split("/")
     if parts[0] != OUTPUTS or len(parts) < 3 or any(part in ("", ".", "..") for part in parts):
         return f"{path}: no target; targets are written {OUTPUTS}/<run>/<artefact>"

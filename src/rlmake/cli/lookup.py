@@ -186,7 +186,7 @@ def _copied(source: str, file: Path) -> str:
     if not origin.is_file():
         known = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")]
         raise UserError(f"{origin}: no such file{nearest(source, known)}")
-    document = tomlkit.parse(origin.read_text(encoding="utf-8"))
+    document = tomlkit.parse(origin.read_text(encoding="utf-8-sig"))
     table = document.get("experiment", {})
     extends = table.get("extends")
     if isinstance(extends, str):

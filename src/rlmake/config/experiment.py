@@ -1,5 +1,6 @@
 """The `[experiment]` table of an experiment file: what only the build reads."""
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +47,10 @@ class GridTable(Config):
         for key, values in self.axes.items():
             if not values:
                 faults.append((key, "an axis needs at least one value"))
+        cells = [(f"include.{index}.", cell) for index, cell in enumerate(self.include)]
+        cells += [(f"exclude.{index}.", cell) for index, cell in enumerate(self.exclude)]
+        for prefix, table in [("", self.axes), *cells, ("baseline.", self.baseline or {})]:
+            faults += [(f"{prefix}{key}", f"must be finite, not {n}") for key, v in table.items() for n in _infinite(v)]
         for index, names in enumerate(self.zip):
             lengths = {len(self.axes[name]) for name in names if name in self.axes}
             if len(lengths) > 1:
@@ -59,6 +64,14 @@ class GridTable(Config):
         if faults:
             raise Refused(faults)
         return self
+
+
+def _infinite(value: Any) -> list[float]:
+    """The numbers in an axis' value that are not finite: no cell can be told from another by them."""
+    if isinstance(value, float):
+        return [] if math.isfinite(value) else [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [number for item in items for number in _infinite(item)]
 
 
 def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:

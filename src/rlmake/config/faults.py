@@ -1,7 +1,9 @@
 """Faults of validation in the user's words: file, line, key, what was expected, the nearest valid name."""
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from datetime import date, time
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -26,6 +28,20 @@ def of_validation(error: ValidationError, cls: type[BaseModel], raw: dict[str, A
             if message not in messages:
                 messages.append(message)
     return [Fault(_join(messages), ".".join(path)) for path, messages in by_path.items()]
+
+
+def of_values(value: Any, key: str = "") -> Iterator[Fault]:
+    """Values that no record can hold. Typed fields have refused them before, free tables take what they are given."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from of_values(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from of_values(item, f"{key}.{index}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Fault(f"must be finite, not {value}", key)
+    elif isinstance(value, date | time):
+        yield Fault(f"expected text, a number, true or false, not {type(value).__name__} {value}: quote it", key)
 
 
 def placed(faults: Iterable[Fault], raw: dict[str, Any], file: str | None) -> list[Fault]:

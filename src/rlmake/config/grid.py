@@ -161,7 +161,7 @@ def _spelling(file: Path) -> dict[str, Any]:
 
     if file.suffix != ".toml":
         return {}
-    table = tomlkit.parse(file.read_text(encoding="utf-8"))["experiment"]["grid"]
+    table = tomlkit.parse(file.read_text(encoding="utf-8-sig"))["experiment"]["grid"]
     found: dict[str, Any] = {}
 
     def walk(key: str, item: Any) -> None:

@@ -54,13 +54,11 @@ def read_file(path: Path | str) -> dict[str, Any]:
         with open(name, "rb") as file:
             text = file.read()
         if suffix == ".toml":
-            data = tomli.loads(text.decode("utf-8"))
+            data = tomli.loads(text.decode("utf-8-sig"))
         elif suffix == ".json":
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=_once)
         else:
-            import yaml
-
-            data = yaml.safe_load(text)
+            data = _read_yaml(text)
     except tomli.TOMLDecodeError as error:
         raise ConfigError(Fault(f"not readable as TOML: {error}", file=name)) from None
     except OSError as error:
@@ -75,6 +73,45 @@ def read_file(path: Path | str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(Fault(f"expected a table at the top, not {type(data).__name__}", file=name))
     return data
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of JSON; a key that stands twice in it is refused, as TOML does."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key '{next(name for name in names if names.count(name) > 1)}' stands twice in one table")
+    return table
+
+
+def _read_yaml(text: bytes) -> Any:
+    """One document of YAML; a key that stands twice in a table is refused. What `<<` merges in may be overridden."""
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        nodes, seen = [root], set()
+        while nodes:
+            node = nodes.pop()
+            if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+                continue
+            seen.add(id(node))
+            if isinstance(node, yaml.SequenceNode):
+                nodes += node.value
+                continue
+            names: set[tuple[str, Any]] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in names:
+                    line = key.start_mark.line + 1
+                    raise ValueError(f"key '{key.value}' stands twice in one table (line {line})")
+                names.add((key.tag, key.value if isinstance(key, yaml.ScalarNode) else id(key)))
+                nodes.append(value)
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
 
 
 def _is_null(value: Any) -> bool:
@@ -202,7 +239,7 @@ def line_of(file: str | None, path: Iterable[str]) -> int | None:
     if not file or not file.endswith(".toml"):
         return None
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
     wanted = tuple(str(part) for part in path)

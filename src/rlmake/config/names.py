@@ -1,5 +1,6 @@
 """Which names may become parts of paths, shell words and URLs."""
 
+import math
 import re
 
 SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,@-]{0,199}")
@@ -27,12 +28,13 @@ def fault_of_path(path: str | None) -> str | None:
 
 
 def number_of(value: object) -> object:
-    """A text that spells a number is that number: the schema would read it as one."""
+    """A text that spells a (finite) number is that number: the schema would read it as one."""
     if isinstance(value, str):
         try:
-            return float(value)
+            number = float(value)
         except ValueError:
             return value
+        return number if math.isfinite(number) else value
     return value
 
 

@@ -11,7 +11,7 @@ from pydantic_config import ConfigFileError, cli
 from rlmake.config import unbuilt
 from rlmake.config.describe import help_text
 from rlmake.config.experiment import GridTable, check_direct
-from rlmake.config.faults import of_validation, placed
+from rlmake.config.faults import of_validation, of_values, placed
 from rlmake.config.fields import Config, element_tables, tables
 from rlmake.config.grid import expand, pick
 from rlmake.config.layers import COMMAND_LINE, Composed, load_layer, nest, overlay, set_key
@@ -42,7 +42,7 @@ def parse(cls: type[C], raw: dict[str, Any], file: Path | str | None = None) -> 
             if not any(key == one or key.startswith(f"{one}.") for one in refused):
                 faults.append(Fault(fault.message, key))
     if config is not None and not faults:
-        faults += unbuilt.faults_of(config)
+        faults += [*unbuilt.faults_of(config), *of_values(data)]
     if faults or config is None:
         raise ConfigError(placed(faults, raw, str(file) if file else None))
     return config

@@ -24,6 +24,11 @@ class RunFailed(UserError):
     exit_code = 1
 
 
+def shown(text: str) -> str:
+    """A name or path as it can stand in a line: line breaks are written out."""
+    return text if len(text.splitlines()) < 2 and not text.endswith("\n") else repr(text)[1:-1]
+
+
 @dataclass(frozen=True)
 class Fault:
     """One fault of a configuration: which file, which key, what was expected."""
@@ -33,7 +38,8 @@ class Fault:
     file: str | None = None
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.file, self.key, self.message) if part)
+        """One line, whatever a name or value in it holds."""
+        return ": ".join(shown(part) for part in (self.file, self.key, self.message) if part)
 
 
 class ConfigError(UserError):
@@ -80,16 +86,10 @@ def of_system(error: Exception) -> UserError | None:
         number = int(match[1])
         reason, path = os.strerror(number), "weights" if number in _OF_PATHS else None
     if number in FULL:
-        return StorageError(f"{f'{_text(path)}: ' if path else ''}{reason}{_HINTS[number]}")
+        return StorageError(f"{f'{shown(os.fsdecode(path))}: ' if path else ''}{reason}{_HINTS[number]}")
     if number in _OF_PATHS and isinstance(path, str | bytes | os.PathLike):
-        return UserError(f"{_text(path)}: {reason}{_HINTS.get(number, '')}")
+        return UserError(f"{shown(os.fsdecode(path))}: {reason}{_HINTS.get(number, '')}")
     return None
-
-
-def _text(path: str | bytes | os.PathLike) -> str:
-    """A path as it can stand in a line."""
-    text = os.fsdecode(path)
-    return text if text.isprintable() else repr(text)
 
 
 def leave(error: Exception) -> NoReturn:
