@@ -2,17 +2,20 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rlmake.config import EvalConfig
+from rlmake.config import EvalConfig, SFTConfig, parse
 from rlmake.config.shared import RunConfig
 from rlmake.core.errors import ConfigError, RunFailed, UserError
 from rlmake.launch import direct, rundir
 from rlmake.launch.attempt import allocate, record
+from rlmake.launch.inputs import check_inputs
+from rlmake.launch.resume import link_checkpoints
 
 
 @pytest.fixture(autouse=True)
@@ -123,12 +126,12 @@ def used(tmp_path):
 
 def test_clean_deletes_a_direct_run(used):
     rundir.clean(used, used.parent)
-    assert rundir.used(used) is None and list(used.iterdir()) == []
+    assert rundir.used(used) is None and os.listdir(used) == ["launcher"]
 
 
 def test_clean_keeps_the_lock_of_a_launcher(used):
+    rundir.clean(used, used.parent)
     with rundir.Held(used), pytest.raises(RunFailed, match=f"in use by launcher pid {os.getpid()}"):
-        rundir.clean(used, used.parent)
         rundir.Held(used)
 
 
@@ -159,6 +162,84 @@ def test_clean_takes_external_checkpoints_along(used, tmp_path):
     external = make(tmp_path / "ckpt" / "step_3" / "COMPLETE").parent.parent
     rundir.clean(used, used.parent, external)
     assert not external.exists()
+
+
+def test_clean_takes_the_link_that_a_run_made_to_its_external_checkpoints(used, tmp_path):
+    shutil.rmtree(used / "checkpoints")
+    external = make(tmp_path / "ckpt" / "step_3" / "COMPLETE").parent.parent
+    link_checkpoints(used, str(external))
+    for named in (None, tmp_path / "other"):
+        with pytest.raises(UserError, match=f"checkpoints is a link to {external}; give that as ckpt.output_dir"):
+            rundir.clean(used, used.parent, named)
+    assert (external / "step_3" / "COMPLETE").exists()
+    rundir.clean(used, used.parent, external)
+    assert rundir.used(used) is None and not external.exists()
+
+
+def test_a_run_that_goes_on_is_named_as_the_reason(used, tmp_path):
+    shutil.rmtree(used / "checkpoints")
+    link_checkpoints(used, str(make(tmp_path / "ckpt" / "step_3" / "COMPLETE").parent.parent))
+    (used / "weights").symlink_to(tmp_path)
+    with rundir.Held(used):
+        for refuse in (
+            lambda: rundir.clean(used, used.parent),
+            lambda: rundir.check_clean(used, used.parent),
+            lambda: rundir.check_free(used, None, resume=False),
+        ):
+            with pytest.raises(RunFailed, match=f"in use by launcher pid {os.getpid()}"):
+                refuse()
+    assert (used / "run.json").exists() and (tmp_path / "ckpt" / "step_3" / "COMPLETE").exists()
+
+
+def test_a_start_that_failed_at_once_leaves_nothing(tmp_path):
+    run = tmp_path / "outputs" / "run"
+    with pytest.raises(UserError), rundir.Held(run):
+        raise UserError("port 8000 is already in use")
+    assert os.listdir(tmp_path / "outputs") == []
+    with pytest.raises(UserError), rundir.Held(run):
+        make(run / "logs" / "attempt_1" / "trainer.log")
+        raise UserError("later")
+    assert sorted(os.listdir(run)) == ["launcher", "logs"]
+
+
+def test_a_lock_that_was_taken_away_is_made_again(tmp_path, monkeypatch):
+    """The other launcher had opened the file that the first one, failing, removes."""
+    run = tmp_path / "run"
+    plain = rundir._lock
+
+    def late(file, run_dir):
+        monkeypatch.setattr(rundir, "_lock", plain)
+        shutil.rmtree(run)
+        plain(file, run_dir)
+
+    monkeypatch.setattr(rundir, "_lock", late)
+    with rundir.Held(run), pytest.raises(RunFailed, match="in use"):
+        rundir.Held(run)
+
+
+def test_inputs_that_are_not_there_or_not_readable(tmp_path, monkeypatch):
+    rows = make(tmp_path / "rows.jsonl")
+
+    def fault(**data) -> str:
+        given = {"name": str(rows), **data}
+        config = parse(SFTConfig, {**raw_sft(tmp_path), "data": {**given, "batch_size": 8}})
+        with pytest.raises(ConfigError) as refused:
+            check_inputs(config, [], built=False)
+        return str(refused.value)
+
+    assert fault(name="none/of/it.jsonl") == "data.name: none/of/it.jsonl: no such file or directory"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != rows)
+    assert fault() == f"data.name: {rows}: may not be read"
+
+
+def raw_sft(tmp_path: Path) -> dict:
+    make(tmp_path / "model" / "config.json", "{}")
+    return {
+        "model": {"name": str(tmp_path / "model")},
+        "deployment": {"num_train_gpus": 0},
+        "renderer": {"name": "qwen3"},
+        "max_steps": 2,
+    }
 
 
 def test_run_id_is_kept_over_attempts(tmp_path, monkeypatch):

@@ -92,7 +92,7 @@ def test_external_checkpoints_are_a_link(tmp_path):
     link_checkpoints(run, str(external))
     complete(run, 3)
     assert (external / "step_3" / "COMPLETE").is_file() and checkpoint.newest(run) == 3
-    with pytest.raises(UserError, match="no link to"):
+    with pytest.raises(UserError, match=f"is a link to {external}; name that folder"):
         link_checkpoints(run, str(tmp_path / "elsewhere"))
 
 

@@ -110,7 +110,7 @@ def newest(run_dir: Path, upto: int | None = None, hashes: bool = True) -> int |
     return None
 
 
-def resume_point(run_dir: Path, step: int | None = None, fork: Path | str | None = None) -> Path:
+def resume_point(run_dir: Path, step: int | None = None, fork: Path | str | None = None, hashes: bool = True) -> Path:
     """The folder that a resume loads: the newest whole step, the `step` asked for, or the step of another run (`fork`).
 
     Raises `UserError` when there is none, naming what is wrong with what was asked for and what there is instead.
@@ -122,11 +122,11 @@ def resume_point(run_dir: Path, step: int | None = None, fork: Path | str | None
     elif step is not None:
         folder = step_dir(run_dir, step)
     else:
-        found = newest(run_dir)
+        found = newest(run_dir, hashes=hashes)
         if found is None:
             raise UserError(f"{run_dir / 'checkpoints'}: no complete checkpoint to resume from")
         return step_dir(run_dir, found)
-    if faults := verify(folder):
+    if faults := verify(folder, hashes=hashes):
         there = ", ".join(map(str, steps(folder.parent.parent))) or "none"
         raise UserError(f"cannot resume from {folder}: {faults[0]}; complete steps there: {there}")
     return folder

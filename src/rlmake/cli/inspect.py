@@ -25,11 +25,11 @@ def inspect_data(argv: list[str]) -> int:
     config, files = parse_argv(SFTConfig, rest, prog="rlmake inspect-data")
     if args.val and config.val is None:
         raise ConfigError(Fault("is not set, so there is no validation data", "val"))
-    from rlmake.launch.direct import check_built
+    from rlmake.launch.inputs import check_inputs
     from rlmake.models.loading import load_config
     from rlmake.trainer.data.inspect import look
 
-    check_built(config, files)
+    check_inputs(config, files)
     data = config.val.data if args.val else config.data
     vocabulary = load_config(config.model.name, trust_remote_code=config.model.trust_remote_code).vocab_size
     shown, summary = look(data, config.renderer, config.tokenizer, vocabulary, max(args.n, 0))

@@ -18,6 +18,7 @@ from rlmake.core.rundir import ATTEMPT_CONFIGS, ATTEMPT_LOGS
 from rlmake.launch import door, rundir, serve
 from rlmake.launch.attempt import Attempt, allocate, join, record
 from rlmake.launch.components import check_port
+from rlmake.launch.inputs import check_inputs
 from rlmake.launch.interpreter import check_python, python_of
 from rlmake.launch.placement import DEFAULTS, INFERENCE_DEFAULTS, TRAINER_DEFAULTS, torchrun
 
@@ -29,6 +30,7 @@ def inference(cfg: InferenceConfig, argv: Sequence[str], files: Sequence[Path]) 
     if cfg.slurm is not None:
         _on_slurm(cfg, argv, files)
         return
+    check_inputs(cfg, files, built=not cfg.dry_run)
     if cfg.dry_run:
         name = cfg.run.dir or cfg.run.name or auto_name(["inference"], cfg.vllm.model, rundir.short_id())
         folder = Path(cfg.output_dir or Path(default_output_dir()) / name)

@@ -1,26 +1,24 @@
 """Runs started directly (`rl @ file.toml`), not by the build: name and directory, guard, --clean, --dry-run."""
 
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
 from rlmake.build import names
 from rlmake.build.experiments import FOLDER as EXPERIMENTS
-from rlmake.config import EvalConfig, RLConfig, SFTConfig, dump
+from rlmake.config import EvalConfig, RLConfig, SFTConfig
 from rlmake.core import log
 from rlmake.core.errors import ConfigError, Fault
 from rlmake.dashboard import registry
 from rlmake.launch import door, evaluate, rundir, train
 from rlmake.launch.attempt import allocate, record
+from rlmake.launch.inputs import check_inputs
 from rlmake.launch.requeue import continued
+from rlmake.launch.resume import starting_point
 
 DirectConfig = SFTConfig | RLConfig | EvalConfig
-POINTS_AT = re.compile(r"(^|\.)((?P<model>model\.name|vllm\.model)|data\.name|env\..*\.path)$")
-LOCAL = re.compile(r"^[./~]|/.*/|\.(jsonl|json|parquet|arrow|csv|txt)$")  # no hub id looks like this
 
 
 def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Path]) -> None:
@@ -43,11 +41,13 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
         rundir.check_clean(run_dir, Path(cfg.output_dir), checkpoints)
     else:
         rundir.check_free(run_dir, checkpoints, resume=continues or again)
+    check_inputs(cfg, files, built=not cfg.dry_run)
+    unlinked = continues and checkpoints is not None and not (run_dir / "checkpoints").exists()
+    if training and resume is not None and not (again or unlinked):
+        starting_point(run_dir, resume, None, hashes=False)  # the launch itself reads every byte
     if cfg.dry_run and options is None:
         _dry_run(kind, cfg, run_dir, argv, files)
         return
-    if not cfg.dry_run:
-        check_built(cfg, files)
     if cfg.clean and not cfg.dry_run:
         rundir.clean(run_dir, Path(cfg.output_dir), checkpoints)
         rundir.check_free(run_dir, checkpoints, resume=continues)
@@ -99,48 +99,3 @@ def _dry_run(kind: str, cfg: DirectConfig, run_dir: Path, argv: Sequence[str], f
     else:
         resolved = train.dry_run(kind, cfg, run_dir, argv=argv, files=files)
     print(f"dry run: nothing was started; resolved configuration: {resolved}")
-
-
-def check_built(cfg: DirectConfig, files: Sequence[Path]) -> None:
-    """A value that is a build's target must be there: a direct run builds nothing. Raises `ConfigError`."""
-    where = str(files[0]) if len(files) == 1 else None
-    missing: dict[str, str] = {}  # value -> its shortest key: the one given at the root rather than where it went
-    for key, value in _strings(dump(cfg)):
-        if names.is_output(value) and not key.startswith(("run.", "output_dir")) and not Path(value).exists():
-            missing[value] = min(missing.get(value, key), key, key=lambda k: k.count("."))
-    text = "{} is not built yet; build it with: snakemake -c all {}"
-    faults = [Fault(text.format(value, target_of(value)), key, where) for value, key in missing.items()]
-    faults += [Fault(fault, key, where) for fault, key in _local_faults(cfg).items()]
-    if faults:
-        raise ConfigError(faults)
-
-
-def _local_faults(cfg: DirectConfig) -> dict[str, str]:
-    """`{fault: its shortest key}` of local files and model directories that a start would only trip over."""
-    found: dict[str, str] = {}
-    for key, value in _strings(dump(cfg)):
-        if names.is_output(value) or not (match := POINTS_AT.search(key)):
-            continue
-        path, fault = Path(value).expanduser(), None
-        if LOCAL.search(value) and not path.exists():
-            fault = f"{value}: no such file or directory"
-        elif match["model"] and path.is_dir() and not (path / "config.json").is_file():
-            fault = f"{value}: not a model directory, it has no config.json"
-        if fault:
-            found[fault] = min(found.get(fault, key), key, key=lambda k: k.count("."))
-    return found
-
-
-def target_of(value: str) -> str:
-    """The target in a path below it: `outputs/x/data/train.jsonl` is a file of `outputs/x/data`."""
-    parts = value.split("/")
-    stop = next((i for i, part in enumerate(parts[1:], 1) if part in names.RESERVED), len(parts) - 1)
-    return "/".join(parts[: stop + 1]) if parts[stop] in ("data", "weights") else value
-
-
-def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, dict | list):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _strings(item, f"{key}.{name}" if key else str(name))

@@ -35,8 +35,8 @@ class Start:
         return ResumeConfig(dir=str(self.fork)) if self.fork else ResumeConfig(step=self.step)
 
 
-def starting_point(run_dir: Path, resume: Resume, fork: str | None) -> Start:
-    """Resolve what to resume from to one complete, verified checkpoint.
+def starting_point(run_dir: Path, resume: Resume, fork: str | None, hashes: bool = True) -> Start:
+    """Resolve what to resume from to one complete, verified checkpoint (without `hashes`: by its files' sizes).
 
     `resume`: None, a fresh start; a table, as the user asked; "auto", the newest of the run itself, else its `fork`
     (the configuration's `resume.dir`), else a fresh start. Raises `UserError` when what was asked for isn't there.
@@ -48,7 +48,7 @@ def starting_point(run_dir: Path, resume: Resume, fork: str | None) -> Start:
         resume = ResumeConfig(dir=fork) if fork else None
     if resume is None:
         return Start()
-    folder = checkpoint.resume_point(run_dir, step=resume.step, fork=resume.dir)
+    folder = checkpoint.resume_point(run_dir, step=resume.step, fork=resume.dir, hashes=hashes)
     step = int(folder.name.removeprefix("step_"))
     if resume.dir is None:
         return Start(step, explicit=resume.step is not None)
@@ -65,6 +65,10 @@ def link_checkpoints(run_dir: Path, external: str | None) -> None:
     target.mkdir(parents=True, exist_ok=True)
     if link.is_symlink() and Path(os.readlink(link)) == target:
         return
-    if link.is_symlink() or link.exists():
+    if link.is_symlink():
+        raise UserError(
+            f"ckpt.output_dir: {link} is a link to {os.readlink(link)}; name that folder, or remove the link"
+        )
+    if link.exists():
         raise UserError(f"ckpt.output_dir: {link} exists already and is no link to {target}; use --clean, or move it")
     link.symlink_to(target)

@@ -1,11 +1,13 @@
 """The run directory before a launch: its name, whether it is free to use, what --clean may delete, who holds it."""
 
+import contextlib
 import fcntl
 import os
 import re
 import shutil
 import uuid
 from pathlib import Path
+from typing import IO
 
 from loguru import logger
 
@@ -14,6 +16,7 @@ from rlmake.core.jsonio import read_json, write_json
 
 MARKER = "run.json"  # a run that was started directly; the build has no such file in its folders
 SCHEMA = 1
+CHECKPOINTS = "checkpoints"
 HARMLESS = {"configs", "launcher"}  # what a dry run leaves
 
 
@@ -40,6 +43,7 @@ def check_free(run_dir: Path, checkpoints: Path | None, resume: bool) -> None:
             raise UserError(f"{run_dir} belongs to the build ({path.name} is a link); choose another --run.name")
     if resume:
         return
+    check_idle(run_dir)
     if found := used(run_dir):
         raise UserError(f"{run_dir} already holds a run ({found}); use --resume, --clean or another --run.name")
     if checkpoints is not None and checkpoints.is_dir() and any(checkpoints.iterdir()):
@@ -49,6 +53,7 @@ def check_free(run_dir: Path, checkpoints: Path | None, resume: bool) -> None:
 def check_clean(run_dir: Path, output_dir: Path, checkpoints: Path | None = None) -> None:
     """What `--clean` refuses (`UserError`): to delete while NEVER_CLEAN is set, outside `output_dir`, through links, or
     where there is anything that was not started directly (no `run.json`): what a build made is not ours to delete.
+    `RunFailed` while a launcher is at work there. `checkpoints`: `ckpt.output_dir`; the run's link to it is its own.
     """
     if os.environ.get("NEVER_CLEAN", "0").lower() not in ("", "0", "false", "no"):
         raise UserError("--clean: refused, since NEVER_CLEAN is set")
@@ -58,8 +63,10 @@ def check_clean(run_dir: Path, output_dir: Path, checkpoints: Path | None = None
         raise UserError(
             f"--clean: refused, {run_dir} holds {found} but no {MARKER}: not a run that was started directly"
         )
-    if links := [path.name for path in _entries(run_dir) if path.is_symlink()]:
-        raise UserError(f"--clean: refused, {run_dir / links[0]} is a link")
+    check_idle(run_dir)
+    if links := [path for path in _entries(run_dir) if path.is_symlink() and not _is_own_link(path, checkpoints)]:
+        hint = f" to {os.readlink(links[0])}; give that as ckpt.output_dir" if links[0].name == CHECKPOINTS else ""
+        raise UserError(f"--clean: refused, {links[0]} is a link{hint}")
     if checkpoints is not None and not _strictly_inside(checkpoints, run_dir):
         foreign = [p.name for p in _entries(checkpoints) if not re.fullmatch(r"(abandoned-\d+-)?step_\d+", p.name)]
         if foreign or checkpoints.is_symlink():
@@ -72,14 +79,21 @@ def clean(run_dir: Path, output_dir: Path, checkpoints: Path | None = None) -> N
     Raises `UserError` as `check_clean` does. `launcher/` stays, it holds the lock.
     """
     check_clean(run_dir, output_dir, checkpoints)
-    if checkpoints is not None and not _strictly_inside(checkpoints, run_dir):
-        shutil.rmtree(checkpoints, ignore_errors=True)
-    for path in _entries(run_dir):
-        if path.is_dir():
-            if path.name != "launcher":
+    if not run_dir.is_dir():
+        return
+    with Held(run_dir):
+        if checkpoints is not None and not _strictly_inside(checkpoints, run_dir):
+            shutil.rmtree(checkpoints, ignore_errors=True)
+        for path in _entries(run_dir):
+            if path.is_symlink() or not path.is_dir():
+                path.unlink()
+            elif path.name != "launcher":
                 shutil.rmtree(path)
-        else:
-            path.unlink()
+
+
+def _is_own_link(path: Path, checkpoints: Path | None) -> bool:
+    """Whether it is the link that `resume.link_checkpoints` makes, to the folder that the configuration names."""
+    return path.name == CHECKPOINTS and checkpoints is not None and Path(os.readlink(path)) == checkpoints.absolute()
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -91,22 +105,45 @@ def _strictly_inside(path: Path, folder: Path) -> bool:
     return path != folder and path.is_relative_to(folder)
 
 
+def _lock(file: IO[str], run_dir: Path) -> None:
+    """Take the lock of `run_dir`. Raises `RunFailed` when a launcher has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        raise RunFailed(f"{run_dir} is in use by launcher {owner}; stop it first") from None
+    except OSError as error:
+        logger.warning(f"{file.name}: no file locks here ({error}), a second launcher would not be noticed")
+
+
+def check_idle(run_dir: Path) -> None:
+    """Raise `RunFailed` when a launcher is at work in the directory. Makes nothing."""
+    path = run_dir / "launcher" / "lock"
+    if path.is_file():
+        with open(path, "a+") as file:
+            _lock(file, run_dir)
+
+
 class Held:
-    """The run directory's lock: one launcher at a time, released by the kernel when the launcher ends."""
+    """The run directory's lock: one launcher at a time, released by the kernel when the launcher ends.
+
+    A launcher that failed before it left anything else takes its lock, and then the empty directory, away again.
+    """
 
     def __init__(self, run_dir: Path):
-        path = run_dir / "launcher" / "lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a+")  # noqa: SIM115  held for the launcher's life
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            owner = self._file.read().strip() or "another process"
-            self._file.close()
-            raise RunFailed(f"{run_dir} is in use by launcher {owner}; stop it first") from None
-        except OSError as error:
-            logger.warning(f"{path}: no file locks here ({error}), a second launcher would not be noticed")
+        self._run_dir, path = run_dir, run_dir / "launcher" / "lock"
+        while True:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a+")  # noqa: SIM115  held for the launcher's life
+            try:
+                _lock(self._file, run_dir)
+                if path.is_file() and os.path.samestat(os.fstat(self._file.fileno()), path.stat()):
+                    break
+            except BaseException:
+                self._file.close()
+                raise
+            self._file.close()  # a launcher that failed has taken it away meanwhile: once more
         self._file.truncate(0)
         self._file.write(f"pid {os.getpid()}\n")
         self._file.flush()
@@ -114,7 +151,13 @@ class Held:
     def __enter__(self) -> "Held":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        folder = self._run_dir / "launcher"
+        with contextlib.suppress(OSError):  # another launcher is beginning here
+            if error is not None and os.listdir(self._run_dir) == ["launcher"] and os.listdir(folder) == ["lock"]:
+                (folder / "lock").unlink()
+                folder.rmdir()
+                self._run_dir.rmdir()
         self._file.close()
 
 

@@ -1,6 +1,7 @@
 """A training run on this host: `run` starts its processes, stays until they have ended and leaves nothing behind."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -50,7 +51,8 @@ def run(
     run_dir = Path(run_dir).resolve()
     with rundir.Held(run_dir), contextlib.ExitStack() as held:
         kill_leftovers(run_dir)
-        link_checkpoints(run_dir, checkpoint_folder(cfg))
+        if resume is not None:
+            link_checkpoints(run_dir, checkpoint_folder(cfg))
         asked = asked_resume(cfg)
         start = starting_point(run_dir, resume, asked.dir if asked else None)
         if start.fork:  # the other run's retention must leave it, also for another start before our first checkpoint
@@ -61,6 +63,7 @@ def run(
             logger.info(f"{run_name}: step {start.step} is trained already")
             return
         preflight(cfg)
+        link_checkpoints(run_dir, checkpoint_folder(cfg))
         attempt, ctx = open_attempt(kind, run_dir, argv, files, fingerprint, run_name)
         sink = logger.add(ctx.log_dir / "launcher.log", level="DEBUG")
         try:
@@ -106,13 +109,14 @@ def dry_run(kind: Kind, cfg: TrainConfig, run_dir: Path, *, argv: Sequence[str],
             components.write("inference", resolved.inference)
         for number, config in enumerate(_frozen_servers(resolved).values()):
             components.write(f"inference-frozen-{number}", config)
-        _warn(resolved)
+    _warn(resolved)
     return attempt.resolved
 
 
 def preflight(cfg: TrainConfig) -> None:
     """What can be known to fail before anything is written: ports that are taken, GPUs that are not there."""
     place = cfg.deployment
+    _warn(cfg)
     if place.type == "multi_node":
         Allocation.of(place, managed=cfg.inference is not None)
         return
@@ -126,7 +130,6 @@ def preflight(cfg: TrainConfig) -> None:
             if model.base_url is None and not Path(model.name).is_dir():
                 text = f"'{model.name}' is no directory; a server that knows it by this name needs base_url"
                 raise UserError(f"orchestrator.{key}.name: {text}")
-        _warn(cfg)
         gpu_ids(place.num_train_gpus, skip=_skipped_gpus(cfg))
         require_gpus(place.num_train_gpus + _skipped_gpus(cfg))
     else:
@@ -149,9 +152,12 @@ def supervisor_of(cfg: TrainConfig, ctx: RunContext, allocation: Allocation | No
     return Supervisor(grace, ctx.leave_file if allocation else None)
 
 
-def _warn(cfg: RLConfig) -> None:
-    for text in cfg.orchestrator.warnings():
+def _warn(cfg: TrainConfig) -> None:
+    for text in cfg.orchestrator.warnings() if isinstance(cfg, RLConfig) else ():
         logger.warning(text)
+    place, cores = cfg.deployment, os.cpu_count() or 1
+    if place.type == "single_node" and place.num_train_gpus == 0 and place.num_train_ranks > cores:
+        logger.warning(f"deployment.num_train_ranks = {place.num_train_ranks}: there are {cores} cores here")
 
 
 def open_attempt(
