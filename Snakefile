@@ -9,7 +9,7 @@ BUILD = attach(workflow, config)
 JOB = f"{shlex.quote(sys.executable)} -m rlmake.cli.job"
 STORE = "outputs/.store"
 # A run's path never contains the name of something that a run yields.
-RUN = r"(?!\.)(?:(?!(?:weights|checkpoints|exports|evals)/)[^/]+/)*?[^/]+"
+RUN = r"(?!\.)(?:(?!(?:weights|checkpoints|exports|evals|parity)/)[^/]+/)*?[^/]+"
 
 
 wildcard_constraints:
@@ -37,6 +37,7 @@ localrules:
     publish_checkpoint,
     publish_evaluation,
     publish_evaluation_of_step,
+    publish_parity,
     publish_report,
     publish_results,
 

@@ -1,6 +1,6 @@
 """Imports point downwards only, and what must stay light imports nothing heavy.
 
-    cli → launch → {report, export, evals, orchestrator, trainer, inference, dashboard}
+    cli → launch → {report, export, evals, parity, orchestrator, trainer, inference, dashboard}
         → {algorithms, envs, transport, monitors, models, checkpoint} → build → config → core
 
 Rooms of one tier may use one another as long as they form no circle. Rooms that do not exist yet are no failure.
@@ -18,7 +18,7 @@ TIERS = [
     {"config"},
     {"build"},
     {"algorithms", "envs", "transport", "monitors", "models", "checkpoint"},
-    {"report", "export", "evals", "orchestrator", "trainer", "inference", "dashboard"},
+    {"report", "export", "evals", "parity", "orchestrator", "trainer", "inference", "dashboard"},
     {"launch"},
     {"cli"},
 ]

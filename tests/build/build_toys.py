@@ -23,7 +23,8 @@ import os, sys, types
 class _Toys:
     """Finds the toy workers before the real ones."""
     def find_spec(self, name, path=None, target=None):
-        if name not in ("rlmake.launch.train", "rlmake.launch.evaluate", "rlmake.export.bf16", "rlmake.models.init"):
+        launch = ("rlmake.launch.train", "rlmake.launch.evaluate", "rlmake.launch.parity")
+        if name not in (*launch, "rlmake.export.bf16", "rlmake.models.init"):
             return None
         import importlib.util
         return importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), "toys.py"))
@@ -50,7 +51,9 @@ def make(cfg, out):                                     # rlmake.models.init
     return {"parameters": 8}
 
 def run(*args, **kwargs):
-    return evaluate(*args, **kwargs) if "identity" in kwargs else train(*args, **kwargs)
+    if "identity" not in kwargs:
+        return train(*args, **kwargs)
+    return parity(*args, **kwargs) if "fingerprint" in kwargs else evaluate(*args, **kwargs)
 
 def train(kind, cfg, run_dir, *, argv, files, resume, fingerprint, run_name):
     run_dir = Path(run_dir)
@@ -97,6 +100,13 @@ def evaluate(cfg, model, out, *, identity, argv=(), files=(), again=False):
     write_json(out / "report.json", {"schema": 1, **identity, "envs": {"toy": toy}})
     (out / "report.html").write_text("<html>")
     say("eval", identity["suite"], identity["run"])
+
+def parity(cfg, model, out, *, identity, argv, files, fingerprint):
+    source = cfg.orchestrator.train.source[0].env["taskset"]["path"] if hasattr(cfg, "orchestrator") else cfg.data.name
+    assert Path(source).exists() and Path(source).is_absolute(), source
+    weights = (Path(model) / "model.safetensors").read_text()
+    write_json(out / "report.json", {"schema": 1, **identity, "weights": weights})
+    say("parity", identity["run"])
 """
 
 BASE = """

@@ -109,6 +109,35 @@ def test_failed_and_missing_cells_are_shown(project):
     assert [cell["state"] for cell in json.loads(Path(results).read_text())["cells"]] == ["done"] * 3 + ["failed"]
 
 
+def test_parity_of_trainer_and_engine(project):
+    """A target of its own, not part of `all`: it rests on the weights and on the data that prompts are taken from."""
+    target = "outputs/t/sft/parity/report.json"
+    made = {"data": 1, "model": 1, "train": 1, "export": 1, "parity": 1, "publish_parity": 1}
+    assert project.plan(target) == made
+    assert project.build(target)[-1] == "parity t/sft"
+    report = json.loads(Path(target).read_text())
+    assert (report["run"], report["weights"], report["model_step"]) == ("t/sft", "sft 4", 4)
+    assert project.plan(target) == {}
+    assert project.plan("outputs/t/rl/parity/report.json")["parity"] == 1
+    assert "parity" not in project.plan("all")
+    project.edit("t/sft.toml", "lr = 1e-3", "lr = 3e-3")
+    (job,) = [row for row in project.document(target)["jobs"] if row["rule"] == "parity"]
+    assert job["target"] == target and [change["key"] for change in job["changes"]] == ["model"]
+    project.edit("t/sft.toml", "lr = 3e-3", "lr = 1e-3")
+    Path(target).resolve().unlink()
+    assert project.plan(target) == {"parity": 1, "publish_parity": 1}, "lost"
+    for target, why in (
+        ("outputs/t/model/parity/report.json", "has none"),
+        ("outputs/t/rl/parity", "no target; a run yields"),
+        ("outputs/t/rl/parity@step_2/report.json", "no target"),
+    ):
+        (line,) = project.refused(target)
+        assert why in line
+    project.edit("t/rl.toml", '"outputs/t/sft/weights"', '"outputs/t/sft/parity/report.json"')
+    (line,) = project.refused("outputs/t/rl/weights")
+    assert "expected a target of weights, not outputs/t/sft/parity/report.json" in line
+
+
 def test_best_checkpoint_and_other_formats(project):
     """The best of the checkpoints by an evaluation; FP8 as a target; an adapter only of a LoRA run."""
     project.edit("t/sft.toml", 'evals = ["held"]', 'evals = ["held"]\nbest = {suite = "held"}')

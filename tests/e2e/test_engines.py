@@ -57,25 +57,6 @@ lr = 1e-3
 FILES, GROUP = 'type = "filesystem"', 'type = "nccl"\nbackend = "gloo"'
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    """A model and its data."""
-    from rlmake.config import DataConfig, InitConfig
-    from rlmake.envs import data
-    from rlmake.models import init
-
-    root = tmp_path_factory.mktemp("parts")
-    source = {"type": "pydoc-phrases", "min_chars": 4, "max_chars": 8, "num_train": 256, "num_heldout": 16}
-    (root / "data").mkdir()
-    data.make(DataConfig(source=source), root / "data")
-    found = next((root / "data").rglob("train.jsonl"))
-    architecture = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    architecture |= {"head_dim": 32, "intermediate_size": 128, "max_position_embeddings": 256}
-    tokenizer = {"vocab_size": 272, "text": str(found)}
-    init.make(InitConfig(architecture=architecture, tokenizer=tokenizer, dtype="float32"), root / "model")
-    return {"model": root / "model", "data": found}
-
-
 def run(folder: Path, parts: dict, engine: str, transfer: str, *flags: str, options: str = "") -> Path:
     """A whole run; its directory."""
     vllm = engine == "vllm"

@@ -46,7 +46,7 @@ def config(model: Path, folder: Path, engine: str = "transformers", **changes) -
         "vllm": {"model": str(model), "max_model_len": 320, "served_model_name": "policy"},
     }  # fmt: skip
     if engine == "vllm":
-        table["vllm"] |= {"dtype": "float32", "enforce_eager": True}
+        table["vllm"] |= {"dtype": "float32", "enforce_eager": True, "max_logprobs": -1}
     path = folder / "inference.json"
     path.write_text(json.dumps(table | changes))
     return path

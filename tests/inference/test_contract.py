@@ -129,6 +129,17 @@ def test_prompt_logprobs(server):
     assert server.same((31, mine), (len(again), before)), "what follows changes no logprob"
 
 
+def test_logprobs_of_the_whole_vocabulary(server):
+    reply = server.generate(PROMPT, max_tokens=3, logprobs=-1, seed=5, ignore_eos=True)
+    ids, values = flat(reply)
+    assert server.same((ids, values), flat(server.generate(PROMPT, max_tokens=3, logprobs=1, seed=5, ignore_eos=True)))
+    for token, value, entry in zip(ids, values, reply["choices"][0]["logprobs"]["content"], strict=True):
+        row = {int(one["token"].removeprefix("token_id:")): one["logprob"] for one in entry["top_logprobs"]}
+        assert sorted(row) == list(range(300)) and row[token] == value
+        assert math.isclose(sum(map(math.exp, row.values())), 1, rel_tol=1e-5)
+    server.generate(PROMPT, status=400, max_tokens=3, logprobs=-2)
+
+
 def test_64_clients_at_once_get_what_each_gets_alone(server):
     async def many(bodies):
         limits = httpx.Limits(max_connections=64)

@@ -134,7 +134,7 @@ class Edges:
     def _parent(self, key: str, value: str, wanted: str | None) -> Any:
         try:
             target = self.registry.target(value)
-            if target.kind in ("eval", "report") or (wanted and target.kind != wanted):
+            if target.kind in ("eval", "parity", "report") or (wanted and target.kind != wanted):
                 expected = f"a target of {wanted or 'data, weights or a checkpoint'}"
                 self._fault(key, f"expected {expected}, not {value}", value)
                 return value

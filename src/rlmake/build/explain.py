@@ -97,7 +97,7 @@ def explain(job: PlannedJob, registry: Registry, needs: Needs, estimates: Estima
             reason = "changed since the last build"
         else:
             reason = _unfinished(artefact) or ("its result is missing" if before else "not built yet")
-    gpus = work.resources["gpus"] if job.rule in ("train", "evaluate") else 0
+    gpus = work.resources["gpus"] if job.rule in ("train", "evaluate", "parity") else 0
     return row | {
         "run": run,
         "target": _target(artefact, work, run).path,
@@ -151,6 +151,7 @@ def last_build(run: str, work: Work) -> dict[str, Any] | None:
         return None
     leaf = {
         "eval": work.facts.get("leaf"),
+        "parity": "parity/report.json",
         "report": "report.html",
         "grid": "report.html",
         "best": "exports/best/weights",

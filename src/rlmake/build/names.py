@@ -12,7 +12,7 @@ OUTPUTS = "outputs"
 # Segments of a run's own folder; no run or suite may bear one, so that a target's path reads in one way only.
 # (`data` may be a run's name: only data runs have that leaf, and no run lies inside another.)
 RESERVED = frozenset(
-    {"weights", "weights-FP8", "adapter", "checkpoints", "exports", "evals", "logs", "configs", "report.html"}
+    {"weights", "weights-FP8", "adapter", "checkpoints", "exports", "evals", "parity", "logs", "configs", "report.html"}
     | {"results.csv", "results.json", "monitors", "batches", "broadcasts", "ledger", "run.json", "manifests"}
 )
 EXPORTS = ("weights", "weights-FP8", "adapter")  # what a checkpoint is exported as
@@ -22,7 +22,7 @@ ARTEFACTS = {
     "model": ("weights", "evals/<suite>"),
     "train": (
         *EXPORTS, "checkpoints/step_<n>", *(f"exports/step_<n>/{kind}" for kind in EXPORTS), "exports/best/weights",
-        "evals/<suite>", "evals/<suite>@step_<n>", "report.html",
+        "evals/<suite>", "evals/<suite>@step_<n>", "parity/report.json", "report.html",
     ),
 }  # fmt: skip
 
@@ -53,9 +53,9 @@ def nested(names: Iterable[str]) -> list[tuple[str, str]]:
 class Target:
     """`outputs/<run>/<artefact>` taken apart.
 
-    `kind` is data, weights, weights-FP8, adapter, best, checkpoint, eval, report, or grid: then `run` is the grid's
-    name and `rest` one of its files. `step` is None where the run's last step is meant. Of other kinds `rest` is what
-    follows inside the artefact (`train.jsonl` of `outputs/x/data/train.jsonl`), "" for the whole.
+    `kind` is data, weights, weights-FP8, adapter, best, checkpoint, eval, parity, report, or grid: then `run` is the
+    grid's name and `rest` one of its files. `step` is None where the run's last step is meant. Of other kinds `rest` is
+    what follows inside the artefact (`train.jsonl` of `outputs/x/data/train.jsonl`), "" for the whole.
     """
 
     run: str
@@ -75,6 +75,7 @@ class Target:
                 "best": "exports/best/weights",
                 "checkpoint": f"checkpoints/step_{self.step}",
                 "eval": f"evals/{self.suite}" + ("" if self.step is None else f"@step_{self.step}"),
+                "parity": "parity/report.json",
                 "report": "report.html",
                 "grid": self.rest,
             }[self.kind]
@@ -93,6 +94,7 @@ _LEAVES = [
     ("best", re.compile(r"exports/best/weights(?:/(?P<rest>.+))?")),
     ("checkpoint", re.compile(rf"checkpoints/{_STEP}(?:/(?P<rest>.+))?")),
     ("eval", re.compile(rf"evals/(?P<suite>[^@]+?)(?:@{_STEP})?")),
+    ("parity", re.compile(r"parity/report\.json")),
     ("report", re.compile(r"report\.html")),
 ]
 

@@ -162,7 +162,10 @@ class PlannedJob:
     target: Target | None = None  # of a job that publishes
 
 
-RULE_OF = {"data": "data", "model": "model", "eval": "evaluate", "best": "best", "report": "report", "grid": "grid"}
+RULE_OF = {
+    "data": "data", "model": "model", "eval": "evaluate", "parity": "parity", "best": "best", "report": "report",
+    "grid": "grid",
+}  # fmt: skip
 EXPORT_RULE = {"checkpoint": "train", "weights": "export", "weights-FP8": "export_fp8", "adapter": "export_adapter"}
 
 
@@ -181,6 +184,7 @@ def publishing_rule(target: Target) -> str:
         "best": "publish_best",
         "checkpoint": "publish_checkpoint",
         "eval": "publish_evaluation" if target.step is None else "publish_evaluation_of_step",
+        "parity": "publish_parity",
         "report": "publish_report",
         "grid": "publish_report" if target.rest == "report.html" else "publish_results",
     }[target.kind]
@@ -204,7 +208,8 @@ def jobs(registry: Registry, found: Needs) -> list[PlannedJob]:
     links = []
     for target in found.targets:
         link, artefact = target.path, registry.artefact(target)
-        if not os.path.isfile(artefact.output) or not publish.points(link, registry.place(target)):
+        there = os.path.isfile(artefact.output) and publish.points(link, registry.place(target))
+        if not there or not os.path.exists(link):  # a link to a file that was lost counts as missing
             links.append(PlannedJob(publishing_rule(target), link, artefact, target))
     return [*_in_order(registry, list(made.values())), *dict.fromkeys(links)]
 

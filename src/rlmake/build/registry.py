@@ -164,7 +164,7 @@ class Registry:
             return target
         run = self.runs[target.run]
         leaf = {"eval": "evals/<suite>", "report": "report.html", "checkpoint": "checkpoints/step_<n>"}
-        leaf["best"] = "exports/best/weights"
+        leaf |= {"best": "exports/best/weights", "parity": "parity/report.json"}
         if leaf.get(target.kind, target.kind) not in names.ARTEFACTS[run.stage] or (
             target.step and run.stage != "train"
         ):
@@ -198,6 +198,8 @@ class Registry:
             return self.reports.of_grid(target.run).artefact()
         if target.kind == "best":
             return self.reports.best(target.run).artefact()
+        if target.kind == "parity":
+            return self.reports.parity(target.run).artefact()
         if target.kind == "report":
             return self.reports.of_run(target.run).artefact()
         if target.kind == "eval":
@@ -230,7 +232,7 @@ class Registry:
             parents=parents,
             revisions=code,
             declared=suite,
-            resources=resources.of("eval", config, near=_slurm(self.work(run_name).config)),
+            resources=resources.of("eval", config, near=resources.near(self.work(run_name).config)),
             facts={
                 "suite": suite_name,
                 "suite_fingerprint": fingerprint("suite", "eval", semantic, edges.parents, code),
@@ -244,7 +246,7 @@ class Registry:
 
     def evaluation_resources(self) -> list[dict[str, Any]]:
         """What evaluations take, every kind of them once: by suite, and by the [slurm] of the runs they belong to."""
-        near = {canonical(table): table for table in (_slurm(self.work(name).config) for name in self.runs)}
+        near = {canonical(table): table for table in (resources.near(self.work(name).config) for name in self.runs)}
         configs = [self._suite(name)[3] for name in self.suites]
         return [resources.of("eval", config, near=table) for config in configs for table in near.values()]
 
@@ -275,12 +277,6 @@ class Registry:
         if artefact.stage != "train" or artefact.kind == "checkpoint":
             return [store.artefact_of(parent) for parent in work.parents]
         return [store.exported_from(artefact, store.has_lora(work.config))]
-
-
-def _slurm(config: dict[str, Any]) -> dict[str, Any] | None:
-    """What small jobs beside a run take over from its [slurm], None where it has none."""
-    table = config.get("slurm")
-    return table and {key: table[key] for key in resources.SMALL}
 
 
 def _find(config: dict[str, Any], key: str) -> Any:

@@ -1,12 +1,15 @@
 """What reports stand for, and other choices among finished work: the page of a run, the page of a grid, the best
-checkpoint. Each rests on evaluations and checkpoints and on no configuration of its own."""
+checkpoint, the agreement of trainer and engine. Each rests on finished work and on no configuration of its own."""
 
 import functools
 from typing import TYPE_CHECKING, Any
 
+from rlmake import config as schema
 from rlmake.build import resources, revisions, store
+from rlmake.build.experiments import CLASSES
 from rlmake.build.fingerprint import fingerprint
 from rlmake.build.work import Work
+from rlmake.config import parity
 from rlmake.core.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -94,6 +97,41 @@ class Reports:
                 declared=None,
                 resources=resources.of("best", {}),
                 facts={"evals": evals, "train": work.fingerprint},
+            ),
+            run_name,
+        )
+
+    @functools.cache  # noqa: B019 - a registry lives as long as its process
+    def parity(self, run_name: str) -> Work:
+        """Identity of the comparison of trainer and engine on a run's weights: these, the data that prompts are taken
+        from, and what is asked. Which engine counts where the run itself does not say it (an SFT)."""
+        work = self.registry.work(run_name)
+        run = schema.parse(CLASSES[work.kind], work.config)
+        engine, gpus = parity.engine_of(run), parity.gpus_of(run)
+        semantic = {
+            **parity.ASKED,
+            "engine": engine.engine,
+            "device": engine.device,
+            "head": engine.enable_fp32_lm_head,
+        }
+        weights = work.artefact("weights", work.last_step)
+        parents = [{"role": "model", **weights.record(), "ref": None}]
+        parents += [parent for parent in work.parents if parent["kind"] == "data"]
+        place = {"cpu_threads": run.deployment.cpu_threads, "gpus_per_node": gpus, "num_infer_gpus": gpus}
+        code = {"parity": revisions.SHIPPED["parity"]}
+        return self.registry.keep(
+            Work(
+                stage="parity",
+                kind="parity",
+                fingerprint=fingerprint("parity", "parity", semantic, parents, code),
+                config=work.config,
+                semantic=semantic,
+                parents=parents,
+                revisions=code,
+                declared=None,
+                # as an evaluation: trainer and engine take turns on the same GPUs
+                resources=resources.of("eval", {"deployment": place, "inference": True}, resources.near(work.config)),
+                facts={"trains": work.kind},
             ),
             run_name,
         )

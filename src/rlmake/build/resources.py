@@ -64,5 +64,11 @@ def small(table: dict[str, Any] | None) -> dict[str, Any]:
     return {**empty, "extra": [], **{key: (table or {}).get(key) for key in SMALL}}
 
 
+def near(config: dict[str, Any]) -> dict[str, Any] | None:
+    """What jobs beside a run take over from its [slurm], None where it has none."""
+    table = config.get("slurm")
+    return table and {key: table[key] for key in SMALL}
+
+
 def _exclusive(wanted: bool | str, nodes: int, gpus: int, per_node: int) -> bool:
     return (nodes > 1 or 0 < per_node <= gpus) if wanted == "auto" else bool(wanted)

@@ -23,6 +23,7 @@ SHIPPED = {
     "sft": 1,  # the SFT trainer: packing, loss, optimizer
     "rl": 1,  # the RL trainer, orchestrator, algorithms and the embedded engine
     "eval": 1,  # the evaluation loop and the embedded engine
+    "parity": 1,  # what is asked of engine and trainer, and how the answers are compared
     "report": 1,  # the page of a run
     "grid": 1,  # the page of a grid
     "best": 1,  # the choice of a best checkpoint

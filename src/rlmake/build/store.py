@@ -25,15 +25,19 @@ STORE = Path("outputs/.store")
 SPEC_SCHEMA = MANIFEST_SCHEMA = 1
 _KEYS = ("stage", "fingerprint", "kind", "step")
 KIND_OF_STAGE = {  # of every stage but a training's, which has several
-    "data": "data", "model": "weights", "eval": "eval", "best": "weights", "report": "report", "grid": "grid",
+    "data": "data", "model": "weights", "eval": "eval", "parity": "parity", "best": "weights", "report": "report",
+    "grid": "grid",
 }  # fmt: skip
-STAGES = ("data", "model", "train", "eval", "best", "report", "grid")
+LEAF = {  # where an artefact lies in its directory
+    "data": "data", "weights": "weights", "eval": "", "parity": "report.json", "report": "report.html", "grid": "",
+}  # fmt: skip
+STAGES = ("data", "model", "train", "eval", "parity", "best", "report", "grid")
 
 
 @dataclass(frozen=True, order=True)
 class Artefact:
-    """One thing in the store: `kind` is data, weights, weights-FP8, adapter, checkpoint, eval, report or grid; `step`
-    only of a training's.
+    """One thing in the store: `kind` is data, weights, weights-FP8, adapter, checkpoint, eval, parity, report or grid;
+    `step` only of a training's.
 
     It says where things lie. Whether they do is for `finished` and `faults` to say.
     """
@@ -73,15 +77,14 @@ class Artefact:
     def path(self) -> Path:
         """What a link points to and a child reads."""
         if self.stage != "train":
-            leaf = {"data": "data", "weights": "weights", "eval": "", "report": "report.html", "grid": ""}[self.kind]
-            return self.folder / leaf
+            return self.folder / LEAF[self.kind]
         step = f"step_{self.step}"
         return self.folder / ("checkpoints/" + step if self.kind == "checkpoint" else f"exports/{step}/{self.kind}")
 
     @property
     def root(self) -> Path:
         """Folder that the manifest's file paths are relative to: the artefact, or its folder where it is one file."""
-        return self.folder if self.kind in ("eval", "report", "grid") else self.path
+        return self.folder if self.kind in ("eval", "parity", "report", "grid") else self.path
 
     def record(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in _KEYS}

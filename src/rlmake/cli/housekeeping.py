@@ -55,7 +55,7 @@ def _work(registry: Registry, path: str) -> Work:
     if target.kind == "eval":
         assert target.suite is not None
         return registry.evaluation(target.suite, target.run, target.step)
-    if target.kind in ("report", "grid", "best"):
+    if target.kind in ("parity", "report", "grid", "best"):
         raise UserError(f"{path}: is made from other results in no time; accept those")
     return registry.work(target.run)
 

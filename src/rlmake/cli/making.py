@@ -98,7 +98,7 @@ def manifest(
     facts: dict[str, Any],
 ) -> dict[str, Any]:
     """The record of what a job has made: of what, with what, on what, and how long it took."""
-    gpus = spec["resources"]["gpus"] if artefact.kind in ("checkpoint", "eval") else 0
+    gpus = spec["resources"]["gpus"] if artefact.kind in ("checkpoint", "eval", "parity") else 0
     return store.manifest_of(
         artefact,
         spec,

@@ -115,8 +115,7 @@ def evaluate(fingerprint: str) -> None:
     """An evaluation of a model in the store by a suite."""
     spec = store.read_spec("eval", fingerprint)
     artefact = Artefact("eval", fingerprint, "eval")
-    record = next(parent for parent in spec["parents"] if parent["role"] == "model")
-    model = store.artefact_of(record)
+    model = model_of(spec)
 
     def work(lease: Lease) -> dict[str, Any]:
         from rlmake.config import EvalConfig, parse
@@ -124,14 +123,7 @@ def evaluate(fingerprint: str) -> None:
 
         for name in ("report.json", "report.html"):
             (artefact.folder / name).unlink(missing_ok=True)
-        identity = {
-            "suite": spec["suite"],
-            "suite_fingerprint": spec["suite_fingerprint"],
-            "run": name_of(spec),
-            "model_fingerprint": model.fingerprint,
-            "model_step": model.step,
-            "model_content": store.read_manifest(model.done_path)["content"],
-        }
+        identity = {"suite": spec["suite"], "suite_fingerprint": spec["suite_fingerprint"], **about_model(spec, model)}
         evaluate.run(
             parse(EvalConfig, placed(spec)),
             model.path.resolve(),
@@ -144,6 +136,46 @@ def evaluate(fingerprint: str) -> None:
         return {"suite": spec["suite"]}
 
     once(artefact, spec, work, only=("report.json", "report.html", "episodes.jsonl"))
+
+
+def parity(fingerprint: str) -> None:
+    """The comparison of trainer and engine on a run's weights."""
+    spec = store.read_spec("parity", fingerprint)
+    artefact = Artefact("parity", fingerprint, "parity")
+    model = model_of(spec)
+
+    def work(lease: Lease) -> dict[str, Any]:
+        from rlmake.config import RLConfig, SFTConfig, parse
+        from rlmake.launch import parity
+
+        artefact.path.unlink(missing_ok=True)
+        parity.run(
+            parse(RLConfig if spec["trains"] == "rl" else SFTConfig, placed(spec)),
+            model.path.resolve(),
+            artefact.folder,
+            identity=about_model(spec, model),
+            argv=command(),
+            files=[store.spec_path("parity", fingerprint)],
+            fingerprint=fingerprint,
+        )
+        return {}
+
+    once(artefact, spec, work, only=("report.json",))
+
+
+def model_of(spec: dict[str, Any]) -> Artefact:
+    """The weights that a job is about."""
+    return store.artefact_of(next(parent for parent in spec["parents"] if parent["role"] == "model"))
+
+
+def about_model(spec: dict[str, Any], model: Artefact) -> dict[str, Any]:
+    """What a report says of the weights that it is about."""
+    return {
+        "run": name_of(spec),
+        "model_fingerprint": model.fingerprint,
+        "model_step": model.step,
+        "model_content": store.read_manifest(model.done_path)["content"],
+    }
 
 
 def report(fingerprint: str) -> None:
@@ -259,6 +291,7 @@ STAGES: dict[str, Callable[..., None]] = {
     "train": train,
     "export": export,
     "eval": evaluate,
+    "parity": parity,
     "report": report,
     "grid": grid,
     "best": best,

@@ -83,7 +83,7 @@ class EnvHandle:
         `RunFailed` when none answers within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        tasks, bounded = await asyncio.to_thread(_load_tasks, source)
+        tasks, bounded = await asyncio.to_thread(load_tasks, source)
         target = await _await_address(source.name, address, run_id, deadline)
         client = Wire(target)
         try:
@@ -145,7 +145,7 @@ class EnvHandle:
         await self._client.close()
 
 
-def _load_tasks(source: Any) -> tuple[Iterator[EnvTask], bool]:
+def load_tasks(source: Any) -> tuple[Iterator[EnvTask], bool]:
     """The source's tasks in their order, and whether there is an end to them."""
     try:
         taskset = load_taskset(plugins.resolve(source.env).taskset)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import importlib.metadata
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -76,6 +77,10 @@ def make_app(
         return await server.generate(request)
 
     if engine.openai is None:
+
+        @app.get("/version")
+        async def version() -> Response:
+            return _json({"version": importlib.metadata.version("transformers")})
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:
@@ -153,6 +158,7 @@ class _Server:
         self._check_model(asked.model)
         params = asked.sampling_params
         entries = params.logprobs if params.logprobs and params.logprobs > 1 else 0
+        entries = self.engine.vocab_size if params.logprobs == -1 else entries
         sampling = self._sampling(params, len(asked.token_ids), params.max_tokens, entries)
         done = await self._run(request, [asked.token_ids], params.n, sampling, asked.cache_salt)
         scored = params.prompt_logprobs is not None

@@ -78,9 +78,10 @@ class SamplingFields(Fields):
 
 
 class GenerateSampling(SamplingFields):
-    """`sampling_params` of `/inference/v1/generate`. `logprobs`: None for none; from 2 on, so many likely ones too."""
+    """`sampling_params` of `/inference/v1/generate`. `logprobs`: None for none; from 2 on, so many likely ones too; -1,
+    as with vLLM: of the whole vocabulary."""
 
-    logprobs: int | None = Field(None, ge=0, le=100)
+    logprobs: int | None = Field(None, ge=-1, le=100)
 
 
 class GenerateRequest(Fields):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlmake.models import exact, lora, packed
-from rlmake.models.logprobs import token_logprobs
+from rlmake.models.logprobs import log_distribution, logits_of, token_logprobs
 from rlmake.models.packing import up
 from rlmake.trainer.batch import PackedRow
 from rlmake.trainer.context import Ulysses
@@ -46,6 +46,10 @@ class Policy(nn.Module):
             hidden = self._hidden(row)[row.at]
         weight = self.model.lm_head.weight
         return token_logprobs(hidden, weight, row.targets, row.temperatures, self.head_chunk)
+
+    def distribution(self, row: PackedRow) -> Tensor:
+        """Logprobs of all tokens, fp32 [N, V], at the places where `forward` scores one; by the same products."""
+        return log_distribution(logits_of(self._hidden(row)[row.at], self.model.lm_head.weight), row.temperatures)
 
     def _hidden(self, row: PackedRow) -> Tensor:
         """[T or more, width]."""
