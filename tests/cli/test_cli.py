@@ -76,6 +76,11 @@ def test_help_is_fast_and_needs_no_torch(project, argv):
         (["--resume"], ["resume: needs the run to go on with: give its run.name"]),
         (["--resume", "--run.name", "r"], ["outputs/r/checkpoints: no complete checkpoint to resume from"]),
         (["--resume.step", "3", "--run.name", "r"], ["outputs/r/checkpoints/step_3"]),
+        (["--dry-run", "--resume.step", "3", "--run.name", "r"], ["cannot resume from outputs/r/checkpoints/step_3"]),
+        (
+            ["--dry-run", "--resume.dir", "other/checkpoints/step_77"],
+            ["other/checkpoints/step_77", "steps there: none"],
+        ),
     ],
 )
 def test_mistakes_are_one_line_each(project, argv, lines):
@@ -120,9 +125,17 @@ def test_a_configured_port_in_use_is_one_clear_line(project, argv):
     assert done.returncode == 2 and not any(project.rglob("attempt_1")), (
         "a launch that never began leaves the name free"
     )
+    assert not list(project.glob("outputs/*")), "nor anything else"
     assert done.stderr.splitlines()[-1].endswith(
         f"server.port: 127.0.0.1:{port} is already in use; choose another port, or 0 for any free one"
     )
+
+
+def test_a_server_without_its_model_is_refused_before_heavy_imports(project):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    done = call("inference", "--vllm.model", "/nope", cwd=project)
+    assert (done.returncode, done.stderr) == (2, "error: vllm.model: /nope: no such file or directory\n")
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 2.0
 
 
 def test_a_missing_file_is_said_before_anything_starts(tmp_path, monkeypatch):
