@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rlmake.config import InitConfig, RLConfig, SFTConfig, parse
 from rlmake.config import parity as config
+from rlmake.config.trainer import LoRAConfig
 from rlmake.models import init
 from rlmake.parity import report
 from rlmake.parity.order import Answer, Order, load, save
@@ -143,6 +144,10 @@ def test_what_is_compared(model):
     both = [config.engine_of(run, "folder", dtype) for dtype in config.DTYPES]
     assert [one.transformers.dtype for one in both] == ["float32", "bfloat16"] and both[0].vllm.model == "folder"
     assert run.inference.vllm.model == str(model), "the run's own configuration is left alone"
+    adapted = rl(model, vllm={"enable_lora": True}).model_copy(deep=True)
+    adapted.trainer.model.lora = LoRAConfig()
+    assert config.trainer_with(adapted, "folder", "float32", "exact").model.lora is None, "merged weights"
+    assert not config.engine_of(adapted, "folder").vllm.enable_lora
     vllm = config.engine_of(rl(model, engine="vllm", vllm={"max_num_seqs": 8}), "folder", "bfloat16").vllm
     assert (vllm.dtype, vllm.arguments) == ("bfloat16", {"max_num_seqs": 8, "max_logprobs": -1})
 
@@ -161,7 +166,8 @@ def test_prompts(model, tmp_path, monkeypatch):
     user = {"role": "user", "content": "x"}
     assert messages_of({"prompt": "x", "system_prompt": "s"}) == [{"role": "system", "content": "s"}, user]
     assert messages_of({"prompt": [user]}) == [user]
-    assert messages_of({"id": "JQ", "prompt": None}) == [{"role": "user", "content": '{"id": "JQ"}'}]
+    game = {"id": "JQ", "idx": 0, "prompt": None, "name": None, "timeout": {"agent": None}, "deal": "JQ"}
+    assert messages_of(game) == [{"role": "user", "content": '{"deal": "JQ", "id": "JQ"}'}]
 
 
 def test_records_travel(model, tmp_path):

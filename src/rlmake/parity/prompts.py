@@ -39,16 +39,24 @@ def _of_tasks(run: RLConfig, model: Path) -> Iterator[list[int]]:
 
 
 def messages_of(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The conversation that a task begins. Where it is made while the episode runs (games), the task's data stand for
-    it: what the text is matters little here."""
+    """The conversation that a task begins. Where it is made while the episode runs (games), what the task has of
+    its own stands for it: which text it is matters little here."""
     prompt = data.get("prompt")
     if isinstance(prompt, list):
         messages = prompt
     else:
-        text = prompt or json.dumps({key: value for key, value in data.items() if value is not None}, sort_keys=True)
-        messages = [{"role": "user", "content": text}]
+        messages = [{"role": "user", "content": prompt or _own_fields(data)}]
     system = data.get("system_prompt")
     return [{"role": "system", "content": system}, *messages] if system else messages
+
+
+def _own_fields(data: dict[str, Any]) -> str:
+    """Names, and the fields that not every task has (those are about its runtime), as JSON."""
+    import verifiers.v1 as vf
+
+    named = ("id", "name", "description")
+    kept = {key: value for key, value in data.items() if key in named or key not in vf.TaskData.model_fields}
+    return json.dumps({key: value for key, value in kept.items() if value is not None}, sort_keys=True)
 
 
 def _of_rows(run: Any, model: Path, vocab: int) -> Iterator[list[int]]:
