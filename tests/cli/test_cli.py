@@ -131,6 +131,16 @@ def test_a_configured_port_in_use_is_one_clear_line(project, argv):
     )
 
 
+def test_a_dry_run_of_an_evaluation_looks_for_what_it_resumes(project):
+    suite = '[[source]]\nenv.taskset.id = "reverse-text"\n[inference]\n[deployment]\nnum_infer_gpus = 0\n'
+    (project / "suite.toml").write_text(suite + '[renderer]\nname = "qwen3"\n')
+    argv = ["eval", "@", "suite.toml", "-m", "some/model", "--dry-run", "--run.name", "e"]
+    done = call(*argv, "--resume.step", "5", cwd=project)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == "error: resume: outputs/e/checkpoints/eval holds no evaluation to go on from\n"
+    assert call(*argv, cwd=project).returncode == 0
+
+
 def test_a_server_without_its_model_is_refused_before_heavy_imports(project):
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = call("inference", "--vllm.model", "/nope", cwd=project)

@@ -35,6 +35,22 @@ def started(run_dir: Path) -> bool:
     return (folder(run_dir) / "episodes.jsonl").exists()
 
 
+def going_on_from(run_dir: Path, resume: Any) -> tuple[Path, int | None]:
+    """The folder of the records that a `resume` table names, and how many of them count (None: all).
+
+    Raises `UserError` when there is nothing to go on from.
+    """
+    step = Path(resume.dir) if resume.dir else None
+    if resume.step is not None:
+        step = step_dir(run_dir, resume.step)
+    source = folder(step.parent.parent if step else run_dir)
+    if not (source / "episodes.jsonl").exists() or not (source / "config.json").exists():
+        raise UserError(f"resume: {source} holds no evaluation to go on from")
+    if step is None:
+        return source, None
+    return source, read_json(step / "eval" / "progress.json")["episodes"]
+
+
 class Journal:
     """The records of one evaluation. `done` are those of earlier attempts that count."""
 
@@ -55,7 +71,7 @@ class Journal:
         own = folder(self.run_dir)
         records: list[EpisodeRecord] = []
         if resume is not None:
-            source, lines = self._source(resume)
+            source, lines = going_on_from(self.run_dir, resume)
             if not resume.skip_checks:
                 compare(read_json(source / "config.json")["config"], config)
             records = read_whole(source / "episodes.jsonl", lines)
@@ -75,18 +91,6 @@ class Journal:
         if resume is not None:
             failed = sum(record.error is not None for record in latest.values())
             logger.info(f"going on with {len(self.done)} episodes that have ended; {failed} failed ones run again")
-
-    def _source(self, resume: Any) -> tuple[Path, int | None]:
-        """The folder of the records to go on from, and how many of them count (None: all)."""
-        step = Path(resume.dir) if resume.dir else None
-        if resume.step is not None:
-            step = step_dir(self.run_dir, resume.step)
-        source = folder(step.parent.parent if step else self.run_dir)
-        if not (source / "episodes.jsonl").exists() or not (source / "config.json").exists():
-            raise UserError(f"resume: {source} holds no evaluation to go on from")
-        if step is None:
-            return source, None
-        return source, read_json(step / "eval" / "progress.json")["episodes"]
 
     def of(self, env: str, keys: Sequence[str], samples: int) -> list[EpisodeRecord]:
         """The records of an environment that are done; `keys` of its tasks, as they are now."""

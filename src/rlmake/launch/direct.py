@@ -12,6 +12,7 @@ from rlmake.config import EvalConfig, RLConfig, SFTConfig
 from rlmake.core import log
 from rlmake.core.errors import ConfigError, Fault
 from rlmake.dashboard import registry
+from rlmake.evals.progress import going_on_from
 from rlmake.launch import door, evaluate, rundir, train
 from rlmake.launch.attempt import allocate, record
 from rlmake.launch.inputs import check_inputs
@@ -43,8 +44,11 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
         rundir.check_free(run_dir, checkpoints, resume=continues or again)
     check_inputs(cfg, files, built=not cfg.dry_run)
     unlinked = continues and checkpoints is not None and not (run_dir / "checkpoints").exists()
-    if training and resume is not None and not (again or unlinked):
-        starting_point(run_dir, resume, None, hashes=False)  # the launch itself reads every byte
+    if resume is not None and not (again or unlinked):
+        if training:
+            starting_point(run_dir, resume, None, hashes=False)  # the launch itself reads every byte
+        else:
+            going_on_from(run_dir, resume)
     if cfg.dry_run and options is None:
         _dry_run(kind, cfg, run_dir, argv, files)
         return
