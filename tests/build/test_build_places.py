@@ -10,6 +10,7 @@ import pytest
 from rlmake.build.registry import Registry
 from rlmake.cli import verbs
 from rlmake.core.errors import UserError
+from rlmake.core.jsonio import write_json
 
 # Root may read everything; without these capabilities it is refused like anybody.
 NOBODY = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-dac_override,-dac_read_search"]
@@ -74,3 +75,80 @@ def test_a_grid_with_a_value_that_is_no_number(project):
     ):
         project.write("t/grid.toml", f'{text}[experiment.grid]\n"optim.lr" = [1e-3, {value}]\n')
         assert project.refused("all") == [f"error: {line}"]
+
+
+@pytest.mark.parametrize(
+    "path", ["./outputs/t/sft/weights", "{root}/outputs/t/sft/weights", "outputs//t/sft/weights",
+             "outputs/t/sft/weights/", "experiments/../outputs/t/sft/weights"],
+)  # fmt: skip
+def test_a_target_that_is_spelled_otherwise_is_told_the_right_spelling(project, path):
+    """Taken as a local directory it would be no dependency."""
+    path = path.format(root=project.root)
+    project.edit("t/rl.toml", "outputs/t/sft/weights", path)
+    words = "a target of the build is written outputs/t/sft/weights"
+    assert project.refused("outputs/t/rl/weights") == [f"error: experiments/t/rl.toml: model.name: {path}: {words}"]
+    with pytest.raises(UserError, match=words):
+        Registry.load()
+    project.edit("t/rl.toml", path, "outputs/t/sft/weights")
+    project.edit("t/sft.toml", "max_steps", 'resume.dir = "./outputs/t/sft/checkpoints/step_2"\nmax_steps')
+    (line,) = project.refused("outputs/t/sft/weights")
+    assert line.endswith("resume.dir: ./outputs/t/sft/checkpoints/step_2: a target of the build is written "
+                         "outputs/t/sft/checkpoints/step_2")  # fmt: skip
+
+
+@pytest.mark.parametrize("root", ["", "{root}/", "./"])
+def test_a_place_in_the_store_is_no_target(project, root):
+    path = root.format(root=project.root) + "outputs/.store/train-0123456789abcdef/exports/step_4/weights"
+    project.edit("t/rl.toml", "outputs/t/sft/weights", path)
+    (line,) = project.refused("outputs/t/rl/weights")
+    assert line.startswith(f"error: experiments/t/rl.toml: model.name: {path}: a place in the store, no target; name ")
+
+
+def test_files_that_the_environments_read_are_looked_for_when_it_is_planned(project):
+    """By the same rule as of a run that is started directly; what may be a hub id is not looked for."""
+    whole = "outputs/t/data/data/train.jsonl"
+    for path in ("nope.jsonl", "./nope", "/nope/at/all", "~/nope/at.all", "a" * 300 + ".jsonl"):
+        project.edit("t/rl.toml", whole, path)
+        (line,) = project.refused("outputs/t/rl/weights")
+        assert line.startswith(
+            f"error: experiments/t/rl.toml: orchestrator.train.source.0.env.taskset.path: {path}: "
+        ) and line.endswith(("no such file or directory", "File name too long"))
+        project.edit("t/rl.toml", path, whole)
+    project.edit("evals/held.toml", whole, "nope.jsonl")
+    (line,) = project.refused("all")
+    assert (
+        line == "error: experiments/evals/held.toml: source.0.env.taskset.path: nope.jsonl: no such file or directory"
+    )
+    project.edit("evals/held.toml", "nope.jsonl", "rows.jsonl")
+    project.edit("t/rl.toml", whole, "somebody/rows")
+    assert "t/rl" in Registry.load().runs
+
+
+def test_a_file_that_built_data_does_not_have(project):
+    """Before the data is built nobody knows; then the job that reads it says so before anything is started."""
+    from rlmake.cli.making import placed
+
+    project.edit("t/rl.toml", "data/train.jsonl", "data/trian.jsonl")
+    registry = Registry.load()
+    artefact = registry.artefact(registry.target("outputs/t/data/data"))
+    spec = registry.work("t/rl").spec([5], {})
+    (artefact.path / "sub").mkdir(parents=True)
+    for name in ("train.jsonl", "sub/a.jsonl"):
+        (artefact.path / name).write_text("")
+    key = "orchestrator.train.source.0.env.taskset.path"
+    with pytest.raises(UserError) as refused:
+        placed(spec)
+    assert f"{key}: outputs/t/data/data/trian.jsonl: no such file in what was built" in str(refused.value).splitlines()
+
+    files = [{"path": name, "size": 0, "blake3": ""} for name in ("sub/a.jsonl", "train.jsonl")]
+    write_json(artefact.done_path, {"schema": 1, "files": files})
+    (line,) = project.refused("outputs/t/rl/weights")
+    assert line == (
+        f"error: experiments/t/rl.toml: {key}: outputs/t/data/data/trian.jsonl: no such file in it; did you mean "
+        "'train.jsonl'?; there are sub/a.jsonl, train.jsonl"
+    )
+    for there in ("train.jsonl", "sub/a.jsonl", "sub"):
+        text = (project.root / "experiments/t/rl.toml").read_text()
+        project.write("t/rl.toml", text.replace("data/trian.jsonl", f"data/{there}"))
+        assert "t/rl" in Registry.load().runs
+        project.write("t/rl.toml", text)

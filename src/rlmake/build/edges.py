@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlmake.build import names, revisions
+from rlmake.build import local, names, revisions, store
 from rlmake.build.fingerprint import leaves, replace_texts
-from rlmake.core.errors import ConfigError, Fault, UserError
+from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 
 if TYPE_CHECKING:
     from rlmake.build.registry import Registry
@@ -37,6 +37,17 @@ POINTING = {
 }  # last parts of all other keys
 
 
+def _missing(artefact: store.Artefact, inside: str) -> str | None:
+    """Why there is no `inside` in an artefact that is built, by its manifest; None where there is, or nobody knows."""
+    try:
+        there = [row["path"] for row in store.read_manifest(artefact.done_path)["files"]]
+    except UserError:
+        return None
+    if any(path == inside or path.startswith(f"{inside}/") for path in there):
+        return None
+    return f"no such file in it{nearest(inside, there)}; there are {', '.join(there[:8])}"
+
+
 class Edges:
     """Collects parents, revisions and faults of one configuration. `raw`: what the user wrote, to name keys by."""
 
@@ -59,6 +70,8 @@ class Edges:
             return
         if table["dir"] is None:
             self._fault("resume", "the build resumes by itself; only resume.dir (a fork) has a meaning here")
+        elif fault := names.fault_of_spelling(table["dir"]):
+            self._fault("resume.dir", fault)
         elif names.is_output(table["dir"]):
             self._parent("resume.dir", table["dir"], "checkpoint")
         elif not (complete := Path(table["dir"]) / "COMPLETE").is_file():
@@ -67,6 +80,9 @@ class Edges:
             self.revisions["resume.dir"] = self.registry.cache.hash(complete)
 
     def _leaf(self, key: str, value: str) -> Any:
+        if fault := names.fault_of_spelling(value):
+            self._fault(key, fault, value)
+            return value
         if names.is_output(value):
             model = MODELS.fullmatch(key) or FROZEN.fullmatch(key)
             wanted = "weights" if model else "data" if DATA.fullmatch(key) else None
@@ -94,6 +110,9 @@ class Edges:
         required, model, data = FILES.fullmatch(key), MODELS.fullmatch(key), DATA.fullmatch(key)
         optional, frozen = TEMPLATES.fullmatch(key) or ENV.fullmatch(key), FROZEN.fullmatch(key)
         if not (required or model or data or optional or frozen):
+            return value
+        if fault := local.fault(key, value):
+            self._fault(key, fault, value)
             return value
         path = Path(value)
         try:
@@ -139,6 +158,9 @@ class Edges:
                 self._fault(key, f"expected {expected}, not {value}", value)
                 return value
             artefact = self.registry.artefact(target)
+            if target.inside and (missing := _missing(artefact, target.inside)):
+                self._fault(key, f"{value}: {missing}", value)
+                return value
         except ConfigError as error:  # the parent itself is at fault, or the two go in a circle
             self.faults += error.faults
             self.broken = True

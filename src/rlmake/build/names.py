@@ -1,6 +1,7 @@
 """Names of runs, suites and targets: what may stand in a path, and what a target's path means."""
 
 import functools
+import os
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -104,10 +105,28 @@ def is_output(value: object) -> bool:
     return isinstance(value, str) and value.startswith(f"{OUTPUTS}/")
 
 
+def fault_of_spelling(value: str) -> str | None:
+    """What is wrong with a path below `outputs/` that is written in another way (`./outputs/x`, `outputs//x`, an
+    absolute path) or leads into the store: it would be taken for files of nobody's. None for everything else."""
+    if OUTPUTS not in value or len(value) > 4096 or "\n" in value:
+        return None
+    path = os.path.normpath(os.path.expanduser(value))
+    if os.path.isabs(path):
+        roots = (root for root in (os.getcwd(), os.environ.get("PWD", "")) if path.startswith(f"{root}/{OUTPUTS}/"))
+        path = os.path.relpath(path, next(roots, "/"))
+    if not is_output(path):
+        return None
+    if path.startswith(f"{OUTPUTS}/.store/"):
+        return f"{value}: a place in the store, no target; name what is published, {OUTPUTS}/<run>/<artefact>"
+    return None if path == value else f"{value}: a target of the build is written {path}"
+
+
 def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) -> Target | str:
     """Take a path below `outputs/` apart; a text says in one line why it is no target. `runs`: the names there are."""
     if shown(path) != path:
         return f"{shown(path)}: no target; no run's name holds a line break"
+    if fault := fault_of_spelling(path):
+        return fault
     parts = path.split("/")
     if parts[0] != OUTPUTS or len(parts) < 3 or any(part in ("", ".", "..") for part in parts):
         return f"{path}: no target; targets are written {OUTPUTS}/<run>/<artefact>"

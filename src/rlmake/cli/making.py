@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import provenance, store
+from rlmake.build import local, provenance, store
+from rlmake.build.fingerprint import replace_texts
 from rlmake.build.lease import Lease, acquire
 from rlmake.build.store import Artefact
-from rlmake.core.errors import UserError
+from rlmake.core.errors import ConfigError, Fault, UserError
 from rlmake.core.jsonio import list_files, read_json, write_json
 
 
@@ -72,21 +73,26 @@ def replaced(target: Path, lease: Lease) -> Iterator[Path]:
 
 
 def placed(spec: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with every name of a parent replaced by its absolute path in the store."""
+    """The configuration with every name of a parent replaced by its absolute path in the store.
+
+    Raises `ConfigError` for a file that a parent turns out not to have: nothing is started for it.
+    """
+    missing: list[tuple[str, str]] = []
     places = {p["ref"]: str(store.artefact_of(p).path.resolve()) for p in spec["parents"] if p["ref"]}
 
-    def place(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: place(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [place(item) for item in value]
-        if isinstance(value, str):
-            for ref, path in places.items():
-                if value == ref or value.startswith(ref + "/"):
-                    return path + value[len(ref) :]
+    def place(key: str, value: str) -> str:
+        for ref, path in places.items():
+            if value == ref or value.startswith(ref + "/"):
+                there = path + value[len(ref) :]
+                if not os.path.exists(there):
+                    missing.append((key, f"{value}: no such file in what was built"))
+                return there
         return value
 
-    return place(spec["config"])
+    config = replace_texts(spec["config"], place)
+    if missing:
+        raise ConfigError(Fault(message, key) for message, key in local.shortest(missing).items())
+    return config
 
 
 def manifest(
