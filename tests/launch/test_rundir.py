@@ -232,6 +232,22 @@ def test_inputs_that_are_not_there_or_not_readable(tmp_path, monkeypatch):
     assert fault() == f"data.name: {rows}: may not be read"
 
 
+def test_a_file_that_built_data_does_not_have(tmp_path, monkeypatch):
+    """Data that is there is not to be built; what is not built yet is."""
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "outputs/t/data/data/train.jsonl")
+    for name, said in (
+        ("outputs/t/data/data/nope.jsonl", "{}: no such file in outputs/t/data/data"),
+        ("outputs/u/data/nope.jsonl", "{} is not built yet; build it with: snakemake -c all outputs/u/data"),
+    ):
+        config = parse(SFTConfig, {**raw_sft(tmp_path), "data": {"name": name, "batch_size": 8}})
+        with pytest.raises(ConfigError) as refused:
+            check_inputs(config, [])
+        assert str(refused.value) == f"data.name: {said.format(name)}"
+    config = parse(SFTConfig, {**raw_sft(tmp_path), "data": {"name": "outputs/t/data/data", "batch_size": 8}})
+    check_inputs(config, [])
+
+
 def raw_sft(tmp_path: Path) -> dict:
     make(tmp_path / "model" / "config.json", "{}")
     return {

@@ -34,5 +34,7 @@ def _not_there(value: str) -> str:
 def _target_of(value: str) -> str:
     """The target in a path below it: `outputs/x/data/train.jsonl` is a file of `outputs/x/data`."""
     parts = value.split("/")
-    stop = next((i for i, part in enumerate(parts[1:], 1) if part in names.RESERVED), len(parts) - 1)
-    return "/".join(parts[: stop + 1]) if parts[stop] in ("data", "weights") else value
+    leaf = next((i for i, part in enumerate(parts) if i > 1 and part in names.RESERVED), None)
+    if leaf is None:  # `data` may be a run's name too: outputs/x/data/data
+        leaf = max((i for i, part in enumerate(parts) if i > 1 and part == "data"), default=None)
+    return "/".join(parts[: leaf + 1]) if leaf is not None and parts[leaf] in ("data", "weights") else value
