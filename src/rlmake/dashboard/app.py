@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse
@@ -12,10 +12,11 @@ from starlette.responses import Response
 from rlmake.dashboard import files, reports, view
 from rlmake.dashboard.answers import reply
 from rlmake.dashboard.app_episodes import checked, episode_routes, view_routes
-from rlmake.dashboard.confine import NotThere, inside
+from rlmake.dashboard.confine import NotThere, fault, inside, regular
 from rlmake.dashboard.guard import Guard
-from rlmake.dashboard.metrics import thin
+from rlmake.dashboard.metrics import Columns, thin
 from rlmake.dashboard.panels import panels
+from rlmake.dashboard.run import Run
 from rlmake.dashboard.state import State
 from rlmake.monitors.traces import read
 
@@ -42,7 +43,8 @@ def create(
 
     @app.exception_handler(view.Refused)
     async def refused(_: Request, error: view.Refused) -> Response:
-        return reply({"error": str(error)}, error.status)
+        more = {"connection": "close"} if error.status == 413 else {}  # what was not read of the body is not waited for
+        return reply({"error": str(error)}, error.status, **more)
 
     episode_routes(app, state)  # first: `…/episodes/series` is not the `series` of a run `…/episodes`
     run_routes(app, state)
@@ -70,7 +72,7 @@ def run_routes(app: FastAPI, state: State) -> None:
 
     @app.get("/api/runs/{run:path}/logfiles")
     def logfiles(run: str, attempt: str = "latest") -> Response:
-        return reply(files.log_files(runs.get(run).work, attempt))
+        return reply(files.log_files(runs.get(run), attempt))
 
     @app.get("/api/runs/{run:path}/log")
     def log(
@@ -81,15 +83,15 @@ def run_routes(app: FastAPI, state: State) -> None:
         end: int | None = None,
         tail: int | None = None,
     ) -> Response:
-        return reply(files.log_part(runs.get(run).work, attempt, file, start, end, tail))
+        return reply(files.log_part(runs.get(run), attempt, file, start, end, tail))
 
     @app.get("/api/runs/{run:path}/configs")
     def configs(run: str, attempt: str = "latest") -> Response:
-        return reply(files.configs(runs.get(run).work, attempt))
+        return reply(files.configs(runs.get(run), attempt))
 
     @app.get("/api/runs/{run:path}/config")
     def config(run: str, file: str, attempt: str = "latest") -> Response:
-        return reply(files.config(runs.get(run).work, attempt, file))
+        return reply(files.config(runs.get(run), attempt, file))
 
     @app.get("/api/runs/{run:path}/reports")
     def reports_of(run: str) -> Response:
@@ -105,40 +107,28 @@ def run_routes(app: FastAPI, state: State) -> None:
 
     @app.get("/api/runs/{run:path}/metrics")
     def raw_metrics(run: str, offset: int = 0) -> Response:
-        path = runs.get(run).metrics
+        found = runs.get(run)
+        try:
+            path, stat = regular(found.metrics, found.reach)
+        except OSError:
+            return reply({"rows": [], "offset": 0, "size": 0, **told(found)})
         tail = read.Tail(path, max(0, offset))
         rows = [row for _, row in tail.rows(limit=4 << 20)]
-        return reply({"rows": rows, "offset": tail.offset, "size": path.stat().st_size if path.is_file() else 0})
+        return reply({"rows": rows, "offset": tail.offset, "size": stat.st_size, "torn": tail.torn, **told(found)})
 
     @app.get("/api/runs/{run:path}/keys")
     def keys(run: str) -> Response:
-        metrics = state.metrics(runs.get(run))
-        metrics.refresh(wait=0.3)
-        columns, whole = metrics.best()
-        return reply(
-            {
-                "keys": columns.keys(),
-                "whole": whole,
-                "progress": metrics.progress,
-                "torn": metrics.torn,
-                "size": metrics.size,
-            }
-        )
+        columns, said = followed(run)
+        return reply({"keys": columns.keys(), **said})
 
     @app.get("/api/runs/{run:path}/panels")
     def overview(run: str) -> Response:
-        metrics = state.metrics(runs.get(run))
-        metrics.refresh(wait=0.3)
-        columns, whole = metrics.best()
-        return reply(
-            {"sections": panels(columns.keys()), "whole": whole, "progress": metrics.progress, "size": metrics.size}
-        )
+        columns, said = followed(run)
+        return reply({"sections": panels(columns.keys()), **said})
 
     @app.get("/api/runs/{run:path}/series")
     def series(run: str, key: Annotated[list[str], Query()], points: int = 600) -> Response:
-        metrics = state.metrics(runs.get(run))
-        metrics.refresh(wait=0.3)
-        columns, whole = metrics.best()
+        columns, said = followed(run)
         found = {}
         for name in key[:MAX_SERIES]:
             part = thin(columns.series(name), min(max(points, 10), 5000))
@@ -146,7 +136,21 @@ def run_routes(app: FastAPI, state: State) -> None:
                 "step": [int(step) for step in part["step"]], "time": [round(t, 2) for t in part["time"].tolist()],
                 "value": part["value"].tolist(),
             }  # fmt: skip
-        return reply({"series": found, "whole": whole, "progress": metrics.progress, "size": metrics.size})
+        return reply({"series": found, **said})
+
+    def followed(run: str) -> tuple[Columns, dict[str, Any]]:
+        """The columns to draw from, and what is said of the file that they come from."""
+        found = runs.get(run)
+        metrics = state.metrics(found)
+        metrics.refresh(wait=0.3)
+        columns, whole = metrics.best()
+        said = {"whole": whole, "progress": metrics.progress, "torn": metrics.torn, "size": metrics.size}
+        return columns, {**said, **told(found)}
+
+
+def told(run: Run) -> dict[str, str | None]:
+    """Why there are no metrics, where a file is there that can't be read or they are written elsewhere."""
+    return {"fault": run.elsewhere or fault(run.metrics, run.reach)}
 
 
 def page_routes(app: FastAPI) -> None:
@@ -163,7 +167,7 @@ def page_routes(app: FastAPI) -> None:
     def static(name: str) -> FileResponse:
         if not re.fullmatch(r"[a-z_/]+\.(js|css|svg)", name):
             raise NotThere(name)
-        return FileResponse(inside(STATIC, name), headers=fresh)
+        return FileResponse(inside(STATIC, name, (STATIC.resolve(),)), headers=fresh)
 
     @app.get("/api/{rest:path}")
     def unknown(rest: str) -> Response:

@@ -14,10 +14,10 @@ from rlmake.dashboard.answers import reply
 from rlmake.dashboard.confine import NotThere
 from rlmake.dashboard.episodes import MAX_LIMIT, Episodes, Row
 from rlmake.dashboard.episodes import Query as Chosen
-from rlmake.dashboard.runs import Run
+from rlmake.dashboard.run import Run
 from rlmake.dashboard.state import State
 from rlmake.dashboard.tokenizer import of_run
-from rlmake.monitors.traces import read
+from rlmake.monitors.traces import read, records
 
 MAX_BODY = 1 << 20
 
@@ -38,9 +38,7 @@ def episode_routes(app: FastAPI, state: State) -> None:
     @app.get("/api/runs/{run:path}/rollouts")
     def rollouts(run: str) -> Response:
         _, episodes, whole = following(run)
-        return reply(
-            {**episodes.facets(), "etag": str(episodes.version), "whole": whole, "progress": episodes.progress}
-        )
+        return reply({**episodes.facets(), "etag": str(episodes.version), "whole": whole, **said(episodes)})
 
     @app.get("/api/runs/{run:path}/episodes")
     def listed(
@@ -63,8 +61,7 @@ def episode_routes(app: FastAPI, state: State) -> None:
                 "lines": len(episodes.rows),
                 "etag": version,
                 "whole": whole,
-                "progress": episodes.progress,
-                "torn": episodes.torn,
+                **said(episodes),
             }
         )
 
@@ -106,12 +103,19 @@ def episode_routes(app: FastAPI, state: State) -> None:
 
     @app.get("/api/runs/{run:path}/live")
     def in_flight(run: str, etag: str = "") -> Response:
-        found = live.listed(runs.get(run).traces)
+        one = runs.get(run)
+        found = live.listed(one.traces, one.reach)
         return reply({"unchanged": True, "etag": etag} if etag and etag == found["etag"] else found)
 
     @app.get("/api/runs/{run:path}/live/{trace}")
     def in_flight_one(run: str, trace: str) -> Response:
-        return reply(live.one(runs.get(run).traces, trace))
+        found = runs.get(run)
+        return reply(live.one(found.traces, trace, found.reach))
+
+
+def said(episodes: Episodes) -> dict[str, Any]:
+    """How far the table is, and what of it can't be read."""
+    return {"progress": episodes.progress, "torn": episodes.torn, "fault": episodes.fault}
 
 
 def token_view(
@@ -121,13 +125,13 @@ def token_view(
     status, decode = of_run(run)
     if not any(node.get("token_ids") for node in transcript.nodes_of(transcript.trace_of(record, trace))):
         status, decode = "missing_token_ids", None
-    notes = state.records(run).notes(row)
+    notes, torn = state.records(run).notes(row)
     try:
         found = transcript.tokens(record, notes, trace, nodes, decode)
     except (ValueError, TypeError, OverflowError) as error:
         status, found = "decode_error", transcript.tokens(record, notes, trace, nodes, None)
         found["fault"] = str(error)
-    return {**found, "status": status}
+    return {**found, "status": status, "torn": torn}
 
 
 def chosen(request: Request) -> Chosen:
@@ -167,7 +171,7 @@ def line_of(episodes: Episodes, episode: str, cohort: Chosen) -> int:
 
 def checked(state: State, run: Run, file: str, name: str) -> dict[str, Any]:
     """Whether a citation's quote stands where it says, and where that is."""
-    citation = reports.report(run, file)["citations"].get(name)
+    citation = reports.citations(run, file).get(name)
     if citation is None:
         raise NotThere(f"citation {name}")
     if "fault" in citation:
@@ -188,11 +192,8 @@ def checked(state: State, run: Run, file: str, name: str) -> dict[str, Any]:
 def view_routes(app: FastAPI, state: State) -> None:
     @app.post("/api/view")
     async def post(request: Request) -> Response:
-        body = await request.body()
-        if len(body) > MAX_BODY:
-            raise view.Refused("the command is too large", 413)
         try:
-            given = msgspec.json.decode(body)
+            given = msgspec.json.decode(await body_of(request))
         except (msgspec.DecodeError, RecursionError):
             raise view.Refused("not JSON") from None
         command = view.validated(given)
@@ -218,6 +219,20 @@ def view_routes(app: FastAPI, state: State) -> None:
         )
 
 
+async def body_of(request: Request) -> bytes:
+    """The body. Raises `Refused` for one that is too large, before more of it is read than that."""
+    told = request.headers.get("content-length", "")
+    body = bytearray()
+    if not (told.isdecimal() and int(told[:20]) > MAX_BODY):
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                break
+        else:
+            return bytes(body)
+    raise view.Refused(f"the command is too large: at most {MAX_BODY} bytes", 413)
+
+
 def resolve(state: State, command: dict[str, Any]) -> None:
     """Look up what a command names; an episode becomes a line. Raises `Refused` or `NotThere`."""
     run = state.runs.get(command["run"])
@@ -227,17 +242,22 @@ def resolve(state: State, command: dict[str, Any]) -> None:
         return
     episodes = state.episodes(run)
     episodes.refresh(5.0)
+    cohort = Chosen(command["step"], command["kind"], command["subset"])
     if "line" in command:
         row = episodes.line(command["line"])
         if "episode" in command and command["episode"] not in (row.id, row.name, *row.trace_ids):
             raise view.Refused("line and episode are not the same episode", 409)
+        if not cohort.takes(row):
+            raise view.Refused(f"line {row.line} is not in this cohort", 404)
     else:
-        cohort = Chosen(command["step"], command["kind"], command["subset"])
         command["line"] = line_of(episodes, command["episode"], cohort)
         row = episodes.line(command["line"])
     record = state.records(run).get(row)
     trace = transcript.trace_of(record, command.get("trace", 0))
-    count = len(trace.get("nodes") or [])
+    nodes = transcript.nodes_of(trace)
+    if (branch := command.get("branch", -1)) >= (branches := len(records.leaves(nodes))):
+        raise view.Refused(f"branch {branch}: trace {command.get('trace', 0)} has {branches} branches", 404)
+    count = len(nodes)
     for number, item in enumerate(command.get("highlight") or []):
         if item["node"] >= count:
             raise view.Refused(f"highlight.{number}.node: trace {command.get('trace', 0)} has {count} messages", 404)

@@ -4,12 +4,14 @@ import math
 import threading
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from rlmake.dashboard import confine
 from rlmake.dashboard.confine import NotThere
 from rlmake.dashboard.follow import Follower
 from rlmake.dashboard.histogram import histogram
@@ -31,40 +33,45 @@ SORTS = (
 NUMBERS = ("reward", "advantage", "cost", "duration", "input_tokens", "output_tokens", "turns", "branches", "nodes")
 
 
+MOST = 1 << 53  # the largest whole number that float64 and a page hold exactly
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Number = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
+
+
 class Moment(msgspec.Struct, frozen=True):
-    step: int | None = None
-    version: int | None = None
+    step: Number | None = None
+    version: Number | None = None
     time: float = 0.0
 
 
 class IndexRow(msgspec.Struct):
     """A row of the index; what a damaged or foreign one lacks has a default."""
 
-    chunk: int
-    offset: int
-    length: int
+    chunk: Count
+    offset: Count
+    length: Count
     id: str = ""
-    attempt: int = 1
+    attempt: Number = 1
     kind: str = "train"
     env: str | None = None
     group: str = ""
     name: str = ""
     task: str | None = None
-    task_index: int = 0
-    sample: int = 0
+    task_index: Number = 0
+    sample: Number = 0
     trace_ids: list[str] = []
     live_ids: list[str] = []
     ok: bool = True
-    num_errors: int = 0
+    num_errors: Number = 0
     error: str | None = None
     reward: float | None = None
     rewards: dict[str, float] = {}
     metrics: dict[str, float] = {}
-    input_tokens: int = 0
-    output_tokens: int = 0
-    turns: int = 0
-    branches: int = 1
-    nodes: int = 0
+    input_tokens: Number = 0
+    output_tokens: Number = 0
+    turns: Number = 0
+    branches: Number = 1
+    nodes: Number = 0
     stop_condition: str | None = None
     truncated: bool = False
     timeout: bool = False
@@ -77,11 +84,11 @@ class IndexRow(msgspec.Struct):
 class Note(msgspec.Struct):
     """A row of an annotations' index."""
 
-    chunk: int
-    offset: int
-    length: int
+    chunk: Count
+    offset: Count
+    length: Count
     trace_id: str
-    attempt: int = 1
+    attempt: Number = 1
     info: dict[str, Any] = {}
     streams: list[str] = []
 
@@ -152,6 +159,11 @@ PLACES = {
 }
 
 
+def _plain(value: Any) -> bool:
+    """A number that float64 holds, or nothing."""
+    return value is None or (type(value) in (int, float) and abs(value) < 1e308)
+
+
 def _nan(value: float | None) -> float:
     return math.nan if value is None else value
 
@@ -197,17 +209,16 @@ def _within(value: float | None, low: float | None, high: float | None) -> bool:
 class Episodes:
     """The episodes of one run, followed. Ask `refresh` first."""
 
-    def __init__(self, root: Path):
-        self.root = root
+    def __init__(self, root: Path, roots: Sequence[Path] = ()):
+        self.root, self.roots = root, roots or (root.resolve(),)
         self.rows: list[Row] = []
         self.by_id: dict[str, list[int]] = {}
         self.by_trace: dict[str, list[int]] = {}
         self.version = 0  # grows with every change that a reader could see
-        self.torn = 0
         self.used = time.monotonic()
         self._share: dict[Any, Any] = {}
         self._facets: tuple[int, dict[str, Any]] | None = None
-        self._follow = {layout.index(root): Follower(layout.index(root), IndexRow)}
+        self._follow = {layout.index(root): Follower(layout.index(root), IndexRow, self.roots)}
         self._early: dict[str, list[tuple[str, Note]]] = {}
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
@@ -227,44 +238,67 @@ class Episodes:
 
     @property
     def progress(self) -> float:
-        sizes = [(f.offset, f.size()) for f in self._follow.values()]
+        sizes = [(f.seen, f.size()) for f in list(self._follow.values())]
         total = sum(size for _, size in sizes)
-        return min(1.0, sum(offset for offset, _ in sizes) / total) if total else 1.0
+        return min(1.0, sum(seen for seen, _ in sizes) / total) if total else 1.0
+
+    @property
+    def torn(self) -> int:
+        """Rows of the index and of annotations that could not be taken in."""
+        return sum(follower.torn for follower in list(self._follow.values()))
+
+    @property
+    def fault(self) -> str | None:
+        """Why there is no table, where a stream lies there without an index that can be read."""
+        index, stream = layout.index(self.root), layout.stream(self.root)
+        if words := confine.fault(index, self.roots):
+            return words
+        if confine.size(index, self.roots):
+            return None
+        try:
+            chunks = [c for c in layout.chunks(confine.target(stream, self.roots)).values() if c.stat().st_size]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return f"{stream.name}: {error.strerror}"
+        return f"{index.name} is missing: {len(chunks)} chunks of episodes lie there without it" if chunks else None
 
     def _files(self) -> list[tuple[str, Path]]:
         found = [("", layout.index(self.root))]
-        folder = self.root / "annotations"
         try:
-            for path in sorted(folder.iterdir()):
-                if path.name.endswith(".index.jsonl") and not path.is_symlink():
+            for path in sorted(confine.target(self.root / "annotations", self.roots).iterdir()):
+                if path.name.endswith(".index.jsonl"):
                     found.append((path.name.removesuffix(".index.jsonl"), path))
         except OSError:
             pass
         return found
 
+    def _follower(self, producer: str, path: Path) -> Follower:
+        if path not in self._follow:
+            self._follow[path] = Follower(path, Note if producer else IndexRow, self.roots)
+        return self._follow[path]
+
     def _behind(self) -> bool:
-        for _, path in self._files():
-            follower = self._follow.setdefault(path, Follower(path, Note))
-            if follower.size() != follower.offset:
-                return True
-        return False
+        return any((f := self._follower(*file)).size() != f.seen for file in self._files())
 
     def _read(self) -> None:
         for producer, path in self._files():
-            follower = self._follow.setdefault(path, Follower(path, Note))
+            follower = self._follower(producer, path)
             if follower.size() < follower.offset:  # the run was made anew
                 with self._lock:
                     self.rows, self.by_id, self.by_trace, self._early = [], {}, {}, {}
-                    self._follow = {p: Follower(p, IndexRow if not name else Note) for name, p in self._files()}
+                    self._follow = {}
                     self.version += 1
                 return self._read()
             for batch in follower.batches():
                 with self._lock:
                     for row in batch:
-                        self._note(producer, row) if producer else self._add(row)
+                        try:
+                            self._note(producer, row) if producer else self._add(row)
+                        except (ValueError, TypeError, OverflowError):  # a value that no table can hold
+                            follower.lost += 1
                     self.version += 1
                 time.sleep(0)
-        self.torn = sum(f.torn for f in self._follow.values())
 
     def _add(self, row: IndexRow) -> None:
         made = Row(len(self.rows), row, self._share)
@@ -282,16 +316,17 @@ class Episodes:
             if len(self._early) < 100_000:
                 self._early.setdefault(note.trace_id, []).append((producer, note))
             return
-        row = self.rows[lines[-1]]
+        row, info = self.rows[lines[-1]], note.info
+        step = info["ship"].get("step") if isinstance(info.get("ship"), dict) else None
+        if (step is not None and (type(step) is not int or abs(step) > MOST)) or not _plain(info.get("advantage")):
+            raise ValueError("an annotation with a step or an advantage that is none")
         if note.streams:
             row.notes.append((self._share.setdefault(producer, producer), note.chunk, note.offset, note.length))
-        info = note.info
         if isinstance(info.get("ship"), dict):
             row.effective = bool(info.get("effective", True))
-            row.ship = info["ship"].get("step", row.ship)
-        advantage = info.get("advantage")
-        if isinstance(advantage, int | float):
-            row.advantage = advantage
+            row.ship = step if step is not None else row.ship
+        if info.get("advantage") is not None:
+            row.advantage = info["advantage"]
 
     def line(self, number: int) -> Row:
         if not 0 <= number < len(self.rows):

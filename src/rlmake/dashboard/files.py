@@ -1,27 +1,36 @@
 """Logs and configurations of a run, as they lie there."""
 
+import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from rlmake.core.rundir import numbered
-from rlmake.dashboard.confine import NotThere, files_in, inside
+from rlmake.dashboard.confine import NotThere, files_in, inside, opened
+from rlmake.dashboard.run import Run
+from rlmake.dashboard.view import Refused
 
 MAX_LOG = 2_000_000  # bytes of one answer
 MAX_CONFIG = 8 << 20
 
 
-def attempts(work: Path, what: str) -> list[int]:
-    return list(numbered(work / what, "attempt"))
-
-
-def attempt_folder(work: Path, what: str, attempt: str) -> tuple[int, Path]:
-    """The folder of `attempt` ("latest" or a number) below logs/ or configs/. Raises `NotThere`."""
-    there = numbered(work / what, "attempt")
-    number = max(there, default=0) if attempt == "latest" else int(attempt) if attempt.isdigit() else 0
+def attempt_folder(run: Run, what: str, attempt: str) -> tuple[int, Path]:
+    """The folder of `attempt` ("latest" or a number) below logs/ or configs/. Raises `NotThere`, `Refused`."""
+    if "/" in attempt or "\0" in attempt:
+        raise NotThere(f"{what} of attempt {attempt}")  # as any path that leads elsewhere
+    if attempt != "latest" and not re.fullmatch(r"[0-9]{1,9}", attempt):
+        raise Refused(f"attempt: expected latest or a number, not {attempt[:50]!r}", 422)
+    there = run.attempts(what)
+    number = max(there, default=0) if attempt == "latest" else int(attempt)
     if number not in there:
         raise NotThere(f"{what} of attempt {attempt}")
-    return number, inside(work, f"{what}/attempt_{number}")
+    return number, there[number]
+
+
+def _read(run: Run, folder: Path, file: str) -> BinaryIO:
+    try:
+        return opened(inside(folder, file, run.roots), run.roots)
+    except OSError as error:
+        raise NotThere(f"{file}: {error.strerror}") from None
 
 
 def component(relative: str) -> str:
@@ -41,33 +50,27 @@ def component(relative: str) -> str:
     return "other"
 
 
-def log_files(work: Path, attempt: str) -> dict[str, Any]:
-    number, folder = attempt_folder(work, "logs", attempt)
+def log_files(run: Run, attempt: str) -> dict[str, Any]:
+    number, folder = attempt_folder(run, "logs", attempt)
     rows = []
-    for path in files_in(folder):
+    for path, stat in files_in(folder, run.roots):
         relative = path.relative_to(folder).as_posix()
-        stat = path.stat()
         rows.append(
             {"file": relative, "component": component(relative), "size": stat.st_size, "mtime": stat.st_mtime,
              "rank": "/torchrun/" in f"/{relative}"}
         )  # fmt: skip
-    return {"attempt": number, "attempts": attempts(work, "logs"), "files": rows}
+    return {"attempt": number, "attempts": list(run.attempts("logs")), "files": rows}
 
 
-def log_part(
-    work: Path, attempt: str, file: str, start: int | None, end: int | None, tail: int | None
-) -> dict[str, Any]:
+def log_part(run: Run, attempt: str, file: str, start: int | None, end: int | None, tail: int | None) -> dict[str, Any]:
     """Bytes [start, end) of a log as text, at most 2 MB; `tail`: the last so many. Whole lines where there are any."""
-    _, folder = attempt_folder(work, "logs", attempt)
-    path = inside(folder, file)
-    if not path.is_file():
-        raise NotThere(file)
-    size = path.stat().st_size
-    if tail is not None:
-        start = max(0, size - min(max(tail, 0), MAX_LOG))
-    start = min(max(start or 0, 0), size)
-    end = min(size if end is None else max(end, start), start + MAX_LOG, size)
-    with open(path, "rb") as handle:
+    _, folder = attempt_folder(run, "logs", attempt)
+    with _read(run, folder, file) as handle:
+        size = handle.seek(0, os.SEEK_END)
+        if tail is not None:
+            start = max(0, size - min(max(tail, 0), MAX_LOG))
+        start = min(max(start or 0, 0), size)
+        end = min(size if end is None else max(end, start), start + MAX_LOG, size)
         handle.seek(start)
         data = handle.read(end - start)
     if tail is not None and start and 0 <= (cut := data.find(b"\n")) < len(data) - 1:
@@ -83,26 +86,20 @@ def log_part(
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\r(?=\n)")
 
 
-def configs(work: Path, attempt: str) -> dict[str, Any]:
-    number, folder = attempt_folder(work, "configs", attempt)
+def configs(run: Run, attempt: str) -> dict[str, Any]:
+    number, folder = attempt_folder(run, "configs", attempt)
     rows = [
-        {"file": path.relative_to(folder).as_posix(), "size": path.stat().st_size} for path in files_in(folder)
+        {"file": path.relative_to(folder).as_posix(), "size": stat.st_size}
+        for path, stat in files_in(folder, run.roots)
         if path.suffix in (".json", ".toml", ".yaml", ".txt", ".address")
     ]  # fmt: skip
     rows.sort(key=lambda row: (row["file"].startswith("resolved/"), row["file"].count("/"), row["file"]))
-    return {"attempt": number, "attempts": attempts(work, "configs"), "files": rows}
+    return {"attempt": number, "attempts": list(run.attempts("configs")), "files": rows}
 
 
-def config(work: Path, attempt: str, file: str) -> dict[str, Any]:
-    number, folder = attempt_folder(work, "configs", attempt)
-    path = inside(folder, file)
-    if not path.is_file():
-        raise NotThere(file)
-    with open(path, "rb") as handle:
-        data = handle.read(MAX_CONFIG)
-    return {
-        "attempt": number,
-        "file": file,
-        "text": data.decode("utf-8", "replace"),
-        "cut": path.stat().st_size > MAX_CONFIG,
-    }
+def config(run: Run, attempt: str, file: str) -> dict[str, Any]:
+    number, folder = attempt_folder(run, "configs", attempt)
+    with _read(run, folder, file) as handle:
+        data = handle.read(MAX_CONFIG + 1)
+    text = data[:MAX_CONFIG].decode("utf-8", "replace")
+    return {"attempt": number, "file": file, "text": text, "cut": len(data) > MAX_CONFIG}

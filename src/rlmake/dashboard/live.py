@@ -1,31 +1,39 @@
 """What is in flight, from the files that the trace stream keeps while it is."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlmake.dashboard import confine, shape
 from rlmake.dashboard.confine import NotThere
 from rlmake.monitors.traces import layout, read
 
+MAX_HEAD = 1 << 20
 NAME = re.compile(r"[0-9A-Za-z]{1,64}")
 MOST = 2000
+OWN = ("nodes", "calls", "errors", "pending", "etag", "head")  # not for a delta to set
 
 
-def listed(root: Path) -> dict[str, Any]:
+def listed(root: Path, roots: Sequence[Path]) -> dict[str, Any]:
     """Traces and episodes in flight; `etag` changes when anything does."""
-    rows, marks = [], []
-    folder = layout.live(root)
-    for kind, place, pattern in (("live", folder, "*.jsonl"), ("pending", layout.pending(root), "*.json")):
-        if place.is_symlink() or not place.is_dir():
+    rows, marks, torn = [], [], 0
+    for kind, place, pattern in (("live", layout.live(root), "*.jsonl"), ("pending", layout.pending(root), "*.json")):
+        try:
+            paths = sorted(confine.target(place, roots).glob(pattern))[:MOST]
+        except OSError:
             continue
-        for path in sorted(place.glob(pattern))[:MOST]:
+        for path in paths:
             try:
-                stat = path.lstat()
-                with open(path, "rb") as file:
-                    head = read.row_of(file.readline(1 << 20))
-            except OSError:
+                stat = confine.regular(path, roots)[1]
+                with confine.opened(path, roots) as file:
+                    head = read.row_of(file.readline(MAX_HEAD))
+            except FileNotFoundError:  # it has ended
                 continue
-            if head is None or path.is_symlink():
+            except OSError:
+                head = None
+            if head is None or not shape.fits(head, shape.Head):
+                torn += 1
                 continue
             marks.append((path.name, stat.st_size))
             rows.append(
@@ -33,30 +41,36 @@ def listed(root: Path) -> dict[str, Any]:
                  "env": (head.get("env") or {}).get("name"), "group": (head.get("group") or {}).get("id"),
                  "name": head.get("name"), "dispatch": head.get("dispatch"), "updated": stat.st_mtime}
             )  # fmt: skip
-    return {"etag": f"{hash(tuple(marks)) & 0xFFFFFFFF:08x}", "traces": rows}
+    return {"etag": f"{hash(tuple(marks)) & 0xFFFFFFFF:08x}", "traces": rows, "torn": torn}
 
 
-def one(root: Path, trace: str) -> dict[str, Any]:
+def one(root: Path, trace: str, roots: Sequence[Path]) -> dict[str, Any]:
     """A trace in flight, put together from its deltas. Raises `NotThere` when it has ended."""
     if not NAME.fullmatch(trace):
         raise NotThere(trace)
-    path = layout.live(root) / f"{trace}.jsonl"
-    if path.is_symlink() or not path.is_file():
-        raise NotThere(trace)
-    found: dict[str, Any] = {"nodes": [], "calls": [], "errors": [], "pending": [], "etag": str(path.stat().st_size)}
-    for _, row in read.Tail(path).rows():
+    try:
+        path, stat = confine.regular(layout.live(root) / f"{trace}.jsonl", roots)
+    except OSError:
+        raise NotThere(trace) from None
+    found: dict[str, Any] = {"nodes": [], "calls": [], "errors": [], "pending": [], "etag": str(stat.st_size)}
+    tail, lost = read.Tail(path), 0
+    for _, row in tail.rows():
+        if not shape.fits(row, shape.Delta):
+            lost += 1
+            continue
         if "kind" in row:
             found["head"] = row
         if row.get("discard"):
             found |= {"nodes": [], "calls": [], "errors": [], "pending": []}
         for index, links in (row.get("links") or {}).items():
-            if index.isdigit() and int(index) < len(found["nodes"]):
+            if re.fullmatch("[0-9]{1,9}", index) and int(index) < len(found["nodes"]):
                 found["nodes"][int(index)].setdefault("semantic_parents", []).extend(links)
-        for key in ("nodes", "calls", "errors"):
-            found[key] += [item for item in row.get(key) or [] if isinstance(item, dict)]
+        for key in ("nodes", "calls"):
+            found[key] += row.get(key) or []
+        found["errors"] += [item for item in row.get("errors") or [] if isinstance(item, dict)]
         if "nodes" in row:
             found["pending"] = []
         if "pending" in row:
             found["pending"] = row["pending"]
-        found |= {key: value for key, value in (row.get("set") or {}).items() if key != "nodes"}
-    return found
+        found |= {key: value for key, value in (row.get("set") or {}).items() if key not in OWN}
+    return {**found, "torn": tail.torn + lost}

@@ -7,17 +7,23 @@ columns; until it is through, a chart is drawn from rows picked evenly over the 
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from rlmake.dashboard import confine
+from rlmake.dashboard.follow import still
 from rlmake.monitors.rows import HEAD, LAUNCHER
 
 BLOCK_ROWS = 256
 SAMPLE_ROWS = 120
 READ_BYTES = 4 << 20
+MOST = 1 << 53  # the largest whole number that float64 and a page hold exactly
+SAMPLE_BYTES = 128 << 20  # read at most for a sample
+LONGEST_LINE = 2 << 20  # in a sample
 PAUSE_SECONDS = 0.002  # between blocks of reading: the page's requests go first
 
 _DECODE = msgspec.json.Decoder(dict[str, Any]).decode
@@ -31,10 +37,10 @@ class Group:
         self.heads: list[tuple[int, float, int, int]] = []  # step, time, attempt, order in the file
         self.blocks: list[np.ndarray] = []
 
-    def add(self, head: tuple[int, float, int, int], values: list[float]) -> None:
+    def add(self, head: tuple[int, float, int, int], values: np.ndarray) -> None:
         place = len(self.heads) % BLOCK_ROWS
         if place == 0:
-            self.blocks.append(np.empty((BLOCK_ROWS, len(self.keys)), np.float32))  # for drawing: seven digits
+            self.blocks.append(np.empty((BLOCK_ROWS, len(self.keys))))  # float64: counts have more than seven digits
         self.blocks[-1][place] = values
         self.heads.append(head)
 
@@ -54,28 +60,31 @@ class Columns:
         self.lock = threading.Lock()
 
     def take(self, row: dict[str, Any]) -> None:
-        """One row of the file; what is no number is left out."""
+        """One row of the file; what is no number is left out. Raises `ValueError`, `OverflowError` for a number that no
+        chart can hold."""
         step, producer, attempt = row.get("step"), row.get("producer", ""), row.get("attempt", 1)
         if not isinstance(step, int) or isinstance(step, bool) or not isinstance(producer, str):
             return
         attempt = attempt if isinstance(attempt, int) else 1
+        moment = row.get("time")
+        head = (step, float(moment) if isinstance(moment, int | float) else 0.0, attempt)
+        if max(abs(step), abs(attempt)) > MOST:
+            raise ValueError("a step beyond what a float holds")
+        pairs = {k: v for k, v in row.items() if type(v) in (int, float) and k not in HEAD}
+        keys, values = tuple(pairs), np.array([float(value) for value in pairs.values()])
         with self.lock:
             self.rows += 1
             if producer == LAUNCHER:
                 self.starts[attempt] = step
                 return
-            pairs = {k: v for k, v in row.items() if type(v) in (int, float) and k not in HEAD}
             if not pairs:
                 return
-            keys = tuple(pairs)
             group = self.groups.get((producer, keys))
             if group is None:
                 group = self.groups[producer, keys] = Group(keys)
                 for key in keys:
                     self.producers.setdefault(key, set()).add(producer)
-            moment = row.get("time")
-            head = (step, moment if isinstance(moment, int | float) else 0.0, attempt, self.rows)
-            group.add(head, list(pairs.values()))
+            group.add((*head, self.rows), values)
 
     def keys(self) -> list[str]:
         with self.lock:
@@ -107,10 +116,10 @@ class Columns:
 class Metrics:
     """The metrics file of one run, followed. `refresh` starts reading what is new; answers never wait for long."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, roots: Sequence[Path] = ()):
+        self.path, self.roots = path, roots or (path.parent.resolve(),)
         self.columns = Columns()
-        self.offset, self.torn = 0, 0
+        self.offset, self.seen, self.lost = 0, 0, 0  # behind the last whole line, read, lines that were no rows
         self.used = time.monotonic()
         self._thread: threading.Thread | None = None
         self._sampled: tuple[int, Columns] | None = None
@@ -118,30 +127,41 @@ class Metrics:
 
     @property
     def size(self) -> int:
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
+        return confine.size(self.path, self.roots)
 
     @property
     def progress(self) -> float:
         size = self.size
-        return min(1.0, self.offset / size) if size else 1.0
+        return min(1.0, self.seen / size) if size else 1.0
+
+    @property
+    def torn(self) -> int:
+        """Lines that are no rows, with a last one that has no end and gets none."""
+        return self.lost + (self.seen > self.offset and still(self.path, self.seen))
 
     def refresh(self, wait: float = 0.0) -> None:
         """Read what is new in the background, and wait at most so long for it."""
         self.used = time.monotonic()
         with self._lock:
-            if self.size < self.offset:  # made anew
-                self.columns, self.offset, self.torn, self._sampled = Columns(), 0, 0, None
-            if self.offset == 0 and self.size > 4 * READ_BYTES and self._sampled is None:
-                self._sampled = (self.size, sample(self.path, self.size))  # before the reading, which would slow it
-            if self.size > self.offset and (self._thread is None or not self._thread.is_alive()):
+            size = self.size
+            if size < self.offset:  # made anew
+                self.columns, self.offset, self.seen, self.lost, self._sampled = Columns(), 0, 0, 0, None
+            elif size < self.seen:  # a torn end was cut off
+                self.seen = self.offset
+            if self.seen == 0 and size > 4 * READ_BYTES and self._sampled is None:
+                self._sampled = (size, self._sample(size))  # before the reading, which would slow it
+            if size > self.seen and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
                 self._thread.start()
             thread = self._thread
         if thread is not None and wait:
             thread.join(wait)
+
+    def _sample(self, size: int) -> Columns:
+        try:
+            return sample(self.path, size, self.roots)
+        except OSError:  # taken away meanwhile
+            return Columns()
 
     def best(self) -> tuple[Columns, bool]:
         """The columns to draw from, and whether they are all rows: picked ones while the file is being read."""
@@ -150,13 +170,13 @@ class Metrics:
             return self.columns, self.progress >= 0.999
         size = self.size
         if self._sampled is None or size > 1.2 * self._sampled[0]:
-            self._sampled = (size, sample(self.path, size))
+            self._sampled = (size, self._sample(size))
         return self._sampled[1], False
 
     def _follow(self) -> None:
         columns = self.columns
         try:
-            with open(self.path, "rb") as file:
+            with confine.opened(self.path, self.roots) as file:
                 file.seek(self.offset)
                 rest = b""
                 while columns is self.columns and (block := file.read(READ_BYTES)):
@@ -164,8 +184,11 @@ class Metrics:
                     for line in lines:
                         if columns is not self.columns:
                             return
-                        self.torn += not _take(columns, line)
+                        self.lost += not _take(columns, line)
                         self.offset += len(line) + 1
+                        self.seen = max(self.seen, self.offset)
+                    if columns is self.columns:
+                        self.seen = self.offset + len(rest)
                     time.sleep(PAUSE_SECONDS)
         except OSError:
             return
@@ -176,24 +199,33 @@ def _take(columns: Columns, line: bytes) -> bool:
         return True
     try:
         columns.take(_DECODE(line))
-    except (msgspec.DecodeError, ValueError, RecursionError):
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError):
         return False
     return True
 
 
-def sample(path: Path, size: int, rows: int = SAMPLE_ROWS) -> Columns:
-    """Rows picked evenly over a file of `size` bytes: at each place the next whole line, and the very last ones."""
-    columns = Columns()
-    with open(path, "rb") as file:
-        file.seek(0)
-        first = file.readline()
+def sample(path: Path, size: int, roots: Sequence[Path] = (), rows: int = SAMPLE_ROWS) -> Columns:
+    """Rows picked evenly over a file of `size` bytes: at each place the next whole line, and the very last ones.
+    Lines longer than `LONGEST_LINE` are left out. Raises `OSError`."""
+    columns, left = Columns(), SAMPLE_BYTES
+
+    def line() -> bytes:
+        nonlocal left
+        found = file.readline(LONGEST_LINE)
+        left -= len(found)
+        return found
+
+    with confine.opened(path, roots or (path.parent.resolve(),)) as file:
+        first = line()
         _take(columns, first)
         step = max(1, (size - len(first)) // rows)
         for place in range(len(first), size, step):
+            if left <= 0:
+                break
             file.seek(place)
-            file.readline()
+            line()
             for _ in range(2):  # orchestrator and trainer take turns
-                _take(columns, file.readline())
+                _take(columns, line())
     return columns
 
 

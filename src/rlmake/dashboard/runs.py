@@ -1,16 +1,14 @@
 """Which runs there are below the output directories, and what can be said of each at a glance."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmake.core.rundir import file_monitor_dir, numbered
+from rlmake.dashboard import confine
 from rlmake.dashboard.confine import NotThere
-from rlmake.monitors.file import METRICS
+from rlmake.dashboard.run import Run, load, parsed, table
 from rlmake.monitors.traces import layout
 
 MARKS = ("configs", "logs", "monitors", "traces.jsonl")
@@ -18,29 +16,6 @@ DEPTH = 6  # folders between an output directory and a run
 ACTIVE_SECONDS = 90.0
 TAIL_BYTES = 1 << 20
 RESCAN_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Run:
-    """`id` is what addresses it; `folder` where its name is, `work` where its files are (in a build: in the store)."""
-
-    id: str
-    name: str
-    output_dir: Path
-    folder: Path
-    work: Path
-
-    @property
-    def monitor(self) -> Path:
-        return file_monitor_dir(self.work)
-
-    @property
-    def metrics(self) -> Path:
-        return self.monitor / METRICS
-
-    @property
-    def traces(self) -> Path:
-        return self.monitor / layout.FOLDER
 
 
 class Runs:
@@ -80,61 +55,92 @@ class Runs:
                 yield Run(identity, name, output, folder, work)
 
     def meta(self, run: Run) -> dict[str, Any]:
-        """What the list shows of a run. Reads little: names, times, the end of the metrics."""
-        attempt, resolved = _resolved(run.work)
-        kind = _kind(resolved, run.work)
-        config = _load(resolved / {"sft": "sft.json", "eval": "eval.json"}.get(kind, "orchestrator.json"))
+        """What the list shows of a run; of one that can't be looked at, why (`error`). Never raises."""
+        nothing = {
+            "id": run.id, "name": run.name, "output_dir": str(run.output_dir), "type": "other", "attempt": None,
+            "model": None, "train_envs": [], "eval_envs": [], "dataset": None, "has_validation": False,
+            "max_steps": None, "last_step": None, "has_metrics": False, "has_traces": False, "eval_plan": None,
+            "state": "broken", "created": 0.0, "updated": 0.0, "error": None,
+        }  # fmt: skip
+        try:
+            return nothing | self._facts(run)
+        except Exception as error:  # one run of many: whatever is wrong with it is said in its row
+            words = " ".join(str(error).split())[:300]
+            return nothing | {"error": f"{type(error).__name__}: {words}"}
+
+    def _facts(self, run: Run) -> dict[str, Any]:
+        """Reads little: names, times, the end of the metrics."""
+        attempt, resolved = run.resolved
+        kind = _kind(run, resolved)
+        file = resolved / {"sft": "sft.json", "eval": "eval.json"}.get(kind, "orchestrator.json")
+        config = run.load(file)
         if kind == "rl" and not config:
-            config = _load(resolved / "trainer.json")
+            config = run.load(resolved / "trainer.json")
         updated, created = _times(run)
-        max_steps = config.get("max_steps") if isinstance(config.get("max_steps"), int) else None
-        last = self._last_step(run.metrics)
+        max_steps = config.get("max_steps") if _whole(config.get("max_steps")) else None
+        last = self._last_step(run)
+        faults = [run.elsewhere]
+        if not config and _is_file(file, run.roots):
+            faults.append(f"{file.name}: no configuration can be read there")
+        if faults[0] is None:
+            faults += [confine.fault(path, run.reach) for path in (run.metrics, layout.index(run.traces))]
         return {
-            "id": run.id,
-            "name": run.name,
-            "output_dir": str(run.output_dir),
             "type": kind,
             "attempt": attempt,
-            "model": _published(_model(config, kind), run.work),
+            "model": _published(_model(config, kind), run),
             "train_envs": _names(config, "train"),
             "eval_envs": _names(config, "eval") or _names({"eval": config}, "eval"),
-            "dataset": (config.get("data") or {}).get("name") if isinstance(config.get("data"), dict) else None,
+            "dataset": table(config, "data").get("name"),
             "has_validation": bool(config.get("val")),
             "max_steps": max_steps,
             "last_step": last,
-            "has_metrics": run.metrics.is_file(),
-            "has_traces": layout.index(run.traces).is_file(),
-            "eval_plan": _load(layout.plan(run.traces)) or None,
+            "has_metrics": _is_file(run.metrics, run.reach),
+            "has_traces": _is_file(layout.index(run.traces), run.reach),
+            "eval_plan": load(layout.plan(run.traces), run.reach) or None,
             "state": _state(run, kind, last, max_steps, updated),
             "created": created,
             "updated": updated,
+            "error": "; ".join(fault for fault in faults if fault) or None,
         }
 
-    def _last_step(self, path: Path) -> int | None:
+    def _last_step(self, run: Run) -> int | None:
         """The last step in the last lines of a metrics file."""
+        path = run.metrics
         try:
-            size = path.stat().st_size
+            with confine.opened(path, run.reach) as file:
+                size = file.seek(0, os.SEEK_END)
+                if path in self._steps and self._steps[path][0] == size:
+                    return self._steps[path][1]
+                file.seek(max(0, size - TAIL_BYTES))
+                lines = file.read(TAIL_BYTES).split(b"\n")[-8:]
         except OSError:
             return None
-        if path in self._steps and self._steps[path][0] == size:
-            return self._steps[path][1]
-        with open(path, "rb") as file:
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read(TAIL_BYTES).split(b"\n")[-8:]
-        steps = [row["step"] for line in lines if isinstance(row := _json(line), dict) and _is_step(row)]
+        steps = [row["step"] for line in lines if isinstance(row := parsed(line), dict) and _is_step(row)]
         self._steps[path] = (size, max(steps, default=self._steps.get(path, (0, None))[1]))
         return self._steps[path][1]
 
 
+def _whole(value: Any) -> bool:
+    """A whole number that a page can hold without losing digits."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 1 << 53
+
+
 def _is_step(row: dict[str, Any]) -> bool:
-    return isinstance(row.get("step"), int) and row.get("producer") != "launcher"
+    return _whole(row.get("step")) and row.get("producer") != "launcher"
+
+
+def _is_file(path: Path, roots: tuple[Path, ...]) -> bool:
+    try:
+        return bool(confine.regular(path, roots))
+    except OSError:
+        return False
 
 
 def _below(output: Path, folder: Path, depth: int) -> Iterator[tuple[Path, Path]]:
     """`(folder of the name, folder of the files)` of every run at or below `folder`."""
     if work := _work(output, folder):
         yield folder, work
-        inner = [folder / "evals"]
+        inner = [] if os.path.islink(folder / "evals") else [folder / "evals"]
     elif depth < DEPTH:
         inner = [folder]
     else:
@@ -145,28 +151,35 @@ def _below(output: Path, folder: Path, depth: int) -> Iterator[tuple[Path, Path]
         except OSError:
             continue
         for entry in entries:
-            path = Path(entry.path)
-            if entry.name.startswith("."):
-                continue
-            if entry.is_symlink():
-                if work := _linked_run(output, path):
-                    yield path, work
-            elif entry.is_dir(follow_symlinks=False):
-                yield from _below(output, path, depth + 1)
+            if not entry.name.startswith("."):
+                yield from _at(output, entry, depth)
+
+
+def _at(output: Path, entry: os.DirEntry[str], depth: int) -> Iterator[tuple[Path, Path]]:
+    path = Path(entry.path)
+    try:
+        linked, folder = entry.is_symlink(), entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return
+    if linked:
+        if work := _linked_run(output, path):
+            yield path, work
+    elif folder:
+        yield from _below(output, path, depth + 1)
 
 
 def _work(output: Path, folder: Path) -> Path | None:
     """Where the files of the run at `folder` are: there, or in the store its `configs` or `logs` link into."""
     for mark in MARKS:
         path = folder / mark
-        if path.is_symlink():
+        if os.path.islink(path):  # False for what may not be looked at
             try:
                 target = path.resolve(strict=True)
             except (OSError, RuntimeError):
                 continue
             if target.name == mark and _in_store(output, target.parent):
                 return target.parent
-        elif path.exists() and folder.name not in MARKS:
+        elif os.path.exists(path) and folder.name not in MARKS:
             return folder
     return None
 
@@ -177,7 +190,7 @@ def _linked_run(output: Path, link: Path) -> Path | None:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError):
         return None
-    if _in_store(output, target) and any((target / mark).exists() for mark in MARKS):
+    if _in_store(output, target) and any(os.path.exists(target / mark) for mark in MARKS):
         return target
     return None
 
@@ -186,81 +199,56 @@ def _in_store(output: Path, folder: Path) -> bool:
     return folder.parent == (output / ".store").resolve()
 
 
-def _resolved(work: Path) -> tuple[int | None, Path]:
-    """The newest attempt and its resolved configurations."""
-    attempts = numbered(work / "configs", "attempt")
-    newest = max(attempts, default=None)
-    return newest, (attempts[newest] if newest is not None else work / "configs") / "resolved"
-
-
-def _kind(resolved: Path, work: Path) -> str:
+def _kind(run: Run, resolved: Path) -> str:
     for kind, names in (("sft", ["sft.json"]), ("rl", ["orchestrator.json", "trainer.json"]), ("eval", ["eval.json"])):
-        if any((resolved / name).is_file() for name in names):
+        if any(_is_file(resolved / name, run.roots) for name in names):
             return kind
-    return "eval" if work.name.startswith("eval-") else "other"
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _load(path: Path, limit: int = 8 << 20) -> dict[str, Any]:
-    """A JSON object; {} for a file that is missing, broken, too large or something else."""
-    try:
-        if path.stat().st_size > limit:
-            return {}
-        found = _json(path.read_bytes())
-    except OSError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    return "eval" if run.work.name.startswith("eval-") else "other"
 
 
 def _model(config: dict[str, Any], kind: str) -> str | None:
     model = config.get("model")
     name = model.get("name") if isinstance(model, dict) else model
     if kind == "eval" and not name:
-        name = ((config.get("inference") or {}).get("vllm") or {}).get("model")
+        name = table(table(config, "inference"), "vllm").get("model")
     return name if isinstance(name, str) else None
 
 
-def _published(model: str | None, work: Path) -> str | None:
+def _published(model: str | None, run: Run) -> str | None:
     """A model in a store by the name under which the run was given it, where that is on record."""
     if model is None or "/.store/" not in model:
         return model
-    spec = _load(work / "spec.json")
+    spec = run.load(run.work / "spec.json")
     stage, _, fingerprint = model.partition("/.store/")[2].partition("/")[0].rpartition("-")
-    for parent in spec.get("parents") or ():
-        if (parent.get("stage"), parent.get("fingerprint")) == (stage, fingerprint):
+    parents = spec.get("parents")
+    for parent in parents if isinstance(parents, list) else ():
+        if isinstance(parent, dict) and (parent.get("stage"), parent.get("fingerprint")) == (stage, fingerprint):
             if parent.get("ref"):
                 return str(parent["ref"]).removeprefix("outputs/")
-            if spec.get("runs"):  # an evaluation, which belongs to the run whose weights it looks at
-                return f"{spec['runs'][0]}/weights"
+            runs = spec.get("runs")
+            if isinstance(runs, list) and runs:  # an evaluation, which belongs to the run whose weights it looks at
+                return f"{runs[0]}/weights"
     return model
 
 
 def _names(config: dict[str, Any], split: str) -> list[str]:
-    table = config.get(split)
-    sources = table.get("source") if isinstance(table, dict) else None
-    return [str(source.get("name")) for source in sources or [] if isinstance(source, dict)]
+    sources = table(config, split).get("source")
+    return [str(one.get("name")) for one in (sources if isinstance(sources, list) else ()) if isinstance(one, dict)]
 
 
 def _times(run: Run) -> tuple[float, float]:
     """When anything last moved, and when the run began (seconds since the epoch)."""
     places = [run.metrics, layout.index(run.traces), layout.live(run.traces), run.work / "configs"]
-    try:
-        places += list((run.work / "logs" / "latest").resolve().glob("*.log"))
-    except (OSError, RuntimeError):
-        pass
+    logs = run.attempts("logs")
+    if logs:
+        places += logs[max(logs)].glob("*.log")
     times = []
     for place in places:
         try:
             times.append(place.stat().st_mtime)
         except OSError:
             continue
-    attempts = numbered(run.work / "configs", "attempt")
+    attempts = run.attempts("configs")
     first = attempts[min(attempts)] if attempts else run.work
     updated = max(times, default=first.stat().st_mtime if first.exists() else 0.0)
     try:

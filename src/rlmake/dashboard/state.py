@@ -8,7 +8,8 @@ from pathlib import Path
 from rlmake.dashboard.episodes import Episodes
 from rlmake.dashboard.metrics import Metrics
 from rlmake.dashboard.project import Project
-from rlmake.dashboard.runs import Run, Runs
+from rlmake.dashboard.run import Run
+from rlmake.dashboard.runs import Runs
 from rlmake.dashboard.transcript import Records
 from rlmake.dashboard.view import Hub
 
@@ -34,7 +35,7 @@ class State:
     def metrics(self, run: Run) -> Metrics:
         with self._lock:
             if run.metrics not in self._metrics:
-                self._metrics[run.metrics] = Metrics(run.metrics)
+                self._metrics[run.metrics] = Metrics(run.metrics, run.reach)
                 self._forget()
             return self._metrics[run.metrics]
 
@@ -47,7 +48,7 @@ class State:
     def _of(self, run: Run) -> tuple[Episodes, Records]:
         with self._lock:
             if run.traces not in self._episodes:
-                self._episodes[run.traces] = (Episodes(run.traces), Records(run.traces))
+                self._episodes[run.traces] = (Episodes(run.traces, run.reach), Records(run.traces, run.reach))
                 self._forget()
             return self._episodes[run.traces]
 

@@ -1,11 +1,10 @@
 """Token ids back to text, a token at a time, with the tokenizer of the run's model where it lies on this machine."""
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
-from rlmake.dashboard.runs import Run
+from rlmake.dashboard.run import CONFIGS, Run, table
 
 MAX_BYTES = 200 << 20
 LONGEST = 8  # tokens that one character may be spread over
@@ -15,8 +14,8 @@ def of_run(run: Run) -> tuple[str, "Texts | None"]:
     """`(status, decoder)`: ok, missing_model or tokenizer_unavailable."""
     for name in _names(run):
         for base in (run.output_dir.parent, Path.cwd()):
-            path = (base / name / "tokenizer.json").resolve()
             try:
+                path = (base / name / "tokenizer.json").resolve()
                 if path.is_file() and path.stat().st_size <= MAX_BYTES:
                     return "ok", load(path, path.stat().st_mtime_ns)
             except Exception:  # whatever is wrong with somebody's file
@@ -26,22 +25,14 @@ def of_run(run: Run) -> tuple[str, "Texts | None"]:
 
 
 def _names(run: Run) -> list[str]:
-    resolved = run.work / "configs" / "latest" / "resolved"
     found = []
-    for file in ("orchestrator.json", "trainer.json", "sft.json", "eval.json"):
-        try:
-            config = json.loads((resolved / file).read_bytes())
-        except (OSError, ValueError):
-            continue
-        for table in ("tokenizer", "model"):
-            value = config.get(table)
-            name = value.get("name") if isinstance(value, dict) else value
-            if isinstance(name, str):
-                found.append(name)
-        inference = config.get("inference")
-        if isinstance(inference, dict) and isinstance(name := (inference.get("vllm") or {}).get("model"), str):
-            found.append(name)
-    return found
+    for file in CONFIGS:
+        config = run.load(run.resolved[1] / file)
+        for key in ("tokenizer", "model"):
+            value = config.get(key)
+            found.append(value.get("name") if isinstance(value, dict) else value)
+        found.append(table(table(config, "inference"), "vllm").get("model"))
+    return [name for name in found if isinstance(name, str) and "\0" not in name]
 
 
 @functools.lru_cache(maxsize=4)

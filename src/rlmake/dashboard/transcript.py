@@ -1,54 +1,68 @@
 """One episode as the page shows it: messages, branches, times; and its tokens with what is known of each."""
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlmake.dashboard import confine, shape
 from rlmake.dashboard.confine import NotThere
 from rlmake.dashboard.episodes import Row
 from rlmake.monitors.traces import layout, read, records
 
 MAX_TEXT = 100_000  # characters of one message in the overview of an episode; the rest is fetched by itself
 STREAMS = ("advantages", "trainer_logprobs", "entropies", "is_masked")
+MAX_RECORD = 1 << 30
 CACHE_BYTES = 64 << 20
 
 
 class Records:
     """Records of a run's episodes, the last ones kept."""
 
-    def __init__(self, root: Path):
-        self.root = root
+    def __init__(self, root: Path, roots: Sequence[Path] = ()):
+        self.root, self.roots = root, roots or (root.resolve(),)
         self._kept: OrderedDict[tuple[int, int], tuple[int, dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, row: Row) -> dict[str, Any]:
-        """Raises `read.Torn`."""
+        """Raises `read.Torn`, also for a record that has not the shape of an episode."""
         key = (row.chunk, row.offset)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key][1]
-        try:
-            record = read.record_at(layout.stream(self.root), row.chunk, row.offset, row.length)
-        except OSError as error:
-            raise read.Torn(f"chunk {row.chunk}: {error.strerror}") from None
+        record = self._at(layout.stream(self.root), row.chunk, row.offset, row.length, shape.Episode)
         with self._lock:
             self._kept[key] = (row.length, record)
             while sum(size for size, _ in self._kept.values()) > CACHE_BYTES and len(self._kept) > 1:
                 self._kept.popitem(last=False)
         return record
 
-    def notes(self, row: Row) -> list[dict[str, Any]]:
-        """The annotations of an episode that can be read, oldest first."""
+    def _at(self, folder: Path, chunk: int, offset: int, length: int, kind: type) -> dict[str, Any]:
+        """A record, where it lies in the run. Raises `read.Torn`."""
+        where = f"chunk {chunk}, record at {offset}"
+        if length > MAX_RECORD:
+            raise read.Torn(f"{where}: the index gives it {length} bytes")
+        plain = folder / layout.chunk_name(chunk)
+        path = plain if os.path.lexists(plain) else plain.with_name(plain.name + ".zst")  # sealed
+        try:
+            confine.regular(path, self.roots)
+            return shape.checked(read.record_at(folder, chunk, offset, length), kind, where)
+        except OSError as error:
+            raise read.Torn(f"chunk {chunk}: {error.strerror}") from None
+
+    def notes(self, row: Row) -> tuple[list[dict[str, Any]], int]:
+        """The annotations of an episode that can be read, oldest first, and how many can't."""
         found = []
         for producer, chunk, offset, length in row.notes:
+            folder = layout.annotations(self.root, producer)
             try:
-                found.append(read.record_at(layout.annotations(self.root, producer), chunk, offset, length))
-            except (read.Torn, OSError):
+                found.append(self._at(folder, chunk, offset, length, shape.Annotation))
+            except read.Torn:
                 continue
-        return found
+        return found, len(row.notes) - len(found)
 
 
 def trace_of(record: dict[str, Any], number: int) -> dict[str, Any]:
@@ -163,7 +177,7 @@ def tokens(
         if not 0 <= index < len(nodes):
             raise NotThere(f"node {index}")
         node, own = nodes[index], streams.get(index, {})
-        ids = [i for i in node.get("token_ids") or [] if isinstance(i, int)]
+        ids = list(node.get("token_ids") or [])
         mask = [bool(m) for m in node.get("mask") or []]
         mask += [False] * (len(ids) - len(mask))
         logprobs = spread(node.get("logprobs"), mask)
@@ -209,7 +223,10 @@ def fold(
             if not (isinstance(index, int) and 0 <= index < len(trainable)):
                 continue
             places = [(node, at) for node in paths[trainable[index]] for at in range(sizes[node])]
-            positions = [p for start, stop in branch.get("spans") or [] for p in range(start, min(stop, len(places)))]
+            spans = branch.get("spans") or []
+            if sum(max(0, min(stop, len(places)) - start) for start, stop in spans) > len(places):
+                continue  # they overlap
+            positions = [p for start, stop in spans for p in range(start, min(stop, len(places)))]
             values = {name: branch[name] for name in STREAMS if isinstance(branch.get(name), list)}
             if "trainer_logprobs" in values or "entropies" in values:
                 values["trained"] = [1] * len(positions)

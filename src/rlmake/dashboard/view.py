@@ -15,6 +15,7 @@ import msgspec
 TABS = ("overview", "metrics", "config", "traces", "logs", "report")
 KEYS = ("run", "tab", "step", "kind", "subset", "episode", "line", "trace", "branch", "report", "highlight")
 HIGHLIGHT_KEYS = ("node", "quote", "prefix", "suffix", "reason", "field")
+MOST = 1 << 53  # the largest whole number that a page holds exactly
 MOST_HIGHLIGHTS, QUEUE, PING_SECONDS, RETRY_MS = 50, 32, 15.0, 2000
 
 
@@ -40,8 +41,8 @@ def validated(body: Any) -> dict[str, Any]:
     _among(command, "subset", ("all", "effective"))
     for key, least in (("step", 0), ("line", 0), ("trace", 0), ("branch", -1)):
         value = command.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise Refused(f"{key}: expected a whole number from {least} on")
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST):
+            raise Refused(f"{key}: expected a whole number from {least} on, at most {MOST}")
     for key in ("episode", "report"):
         if key in command and (not isinstance(command[key], str) or not command[key]):
             raise Refused(f"{key}: expected text")
