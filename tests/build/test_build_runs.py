@@ -28,7 +28,7 @@ def test_what_runs_after_what(project):
     assert weights.is_symlink() and not os.readlink(weights).startswith("/")
     assert (weights / "model.safetensors").read_text() == "rl 5"
     assert not Path("outputs/t/rl").is_symlink()
-    assert all(Path("outputs/t/rl", name).is_symlink() for name in ("logs", "configs"))
+    assert all(Path("outputs/t/rl", name).is_symlink() for name in ("logs", "configs", "monitors"))
     first = os.readlink(weights)
 
     assert project.plan("all") == {}

@@ -1,8 +1,11 @@
 """What is put off at import is whole once it is asked for; the light tokenizer is the general one."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 
 def run(code: str) -> str:
@@ -37,3 +40,23 @@ def test_a_plain_tokenizer_is_read_alike_and_without_transformers(tokenizer_dir)
         [sys.executable, script, tokenizer_dir], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.splitlines()[-1:] == ["equal"], done.stderr[-2000:]
+
+
+LOGS = """
+import logging, sys
+from rlmake.envs import plugins
+plugins.start_worker(*sys.argv[1:])
+log = logging.getLogger("verifiers.v1.rollout")
+log.info("rollout start: id=%s", 1)
+log.info("rollout done: id=%s", 1)
+log.info("rollout %s: %s timeout", 1, "setup")
+"""
+
+
+@pytest.mark.parametrize(("asked", "count"), [((), 1), (("info",), 3), (("warning",), 0)])
+def test_each_rollout_is_logged_only_when_asked_for(asked, count):
+    environ = {key: value for key, value in os.environ.items() if key != "PRIME_VF_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOGS, *asked], env=environ, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert len([line for line in done.stdout.splitlines() if "verifiers.v1.rollout" in line]) == count

@@ -78,6 +78,22 @@ def test_a_fork_holds_the_checkpoint_that_it_begins_from(tmp_path, monkeypatch):
     assert checkpoint.retain(other, keep_last=1) == [4]
 
 
+def test_the_attempt_is_said_where_the_file_monitor_writes_and_nowhere_without_one(tmp_path, monkeypatch):
+    def stop(_):
+        raise UserError("enough")
+
+    monkeypatch.setattr(train, "preflight", lambda _: None)
+    monkeypatch.setattr(train, "place", stop)
+    for name, file in {"none": None, "usual": {}, "elsewhere": {"path": str(tmp_path / "rows")}}.items():
+        cfg = SFTConfig(monitors={"file": file}, max_steps=9)
+        with pytest.raises(UserError, match="enough"):
+            given = {"argv": [], "files": [], "resume": None, "fingerprint": None, "run_name": name}
+            train.run("sft", cfg, tmp_path / name, **given)
+    found = [path.parent for path in sorted(tmp_path.rglob("metrics.jsonl"))]
+    assert found == [tmp_path / "rows", tmp_path / "usual" / "monitors" / "file"]
+    assert not (tmp_path / "none" / "monitors").exists()
+
+
 def test_the_processes_are_told_a_definite_checkpoint(tmp_path):
     assert Start().config() is None
     assert Start(7).config() == ResumeConfig(step=7)

@@ -121,7 +121,8 @@ def _run(registry: Registry, folder: Path, path: str | None, moment: Record) -> 
         facts = {key: record[key] for key in ("policy_version", "world_size", "ledger", "attempt")}
         _finish(work.artefact("checkpoint", step), moment, {"source": folder.as_posix(), **facts})
         publish.publish(Path(Target(name, "checkpoint", step).path), work.artefact("checkpoint", step).path)
-    for leaf in ("logs", "configs"):
+    for leaf in ("logs", "configs", "monitors"):
+        (last.folder / leaf).mkdir(exist_ok=True)
         publish.publish(Path("outputs", name, leaf), last.folder / leaf)
     return [f"adopted {folder} as {name}: steps {', '.join(map(str, steps))} of {work.last_step}, in {last.folder}"]
 

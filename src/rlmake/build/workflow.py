@@ -26,7 +26,7 @@ from rlmake.core.jsonio import hash_bytes, write_bytes
 
 LARGEST_DIFF = 1 << 20  # of a project's uncommitted changes so much is kept, for cards
 WILDCARDS = inspect.Signature([inspect.Parameter("wildcards", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
-WORKING = ("logs", "configs")  # of a run directory, linked from the start of the work
+WORKING = ("logs", "configs", "monitors")  # of a run directory, linked from the start of the work
 RULES = {rule: stage for stage, rule in plan.RULE_OF.items()} | dict.fromkeys(plan.EXPORT_RULE.values(), "train")
 
 

@@ -55,7 +55,8 @@ class ComponentLogConfig(LogConfig):
     """Logging of one process."""
 
     vf_level: LogLevel | None = runtime(
-        None, "Level of the environments' own logs; `$PRIME_VF_LOG_LEVEL`, then info, when absent."
+        None,
+        "Level of the environments' own logs; `$PRIME_VF_LOG_LEVEL`, else info without a line per rollout.",
     )
 
 

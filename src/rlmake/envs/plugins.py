@@ -19,6 +19,7 @@ HARNESS = "inproc-chat"  # verifiers' own default is a program that has to be fe
 TOOL_HARNESS = "inproc-tools"  # the same, for tasksets with tool servers
 RUNTIME = "subprocess"  # verifiers' own default is a hosted sandbox
 
+_EACH_ROLLOUT = ("rollout start", "rollout done")
 _GROUPS = {"verifiers.v1.tasksets": "tasksets", "verifiers.v1.harnesses": "harnesses"}
 
 
@@ -34,14 +35,17 @@ def register() -> None:
 def start_worker(level: str | None = None) -> None:
     """Prepare a process that serves episodes: its log on stdout, our ids. Run by every worker of a pool too.
 
-    `level` of verifiers' log falls back to `$PRIME_VF_LOG_LEVEL`, then info.
+    `level` of verifiers' log falls back to `$PRIME_VF_LOG_LEVEL`, then info without the two lines of every rollout.
     """
-    level = (level or os.environ.get("PRIME_VF_LOG_LEVEL") or "info").upper()
+    asked = level or os.environ.get("PRIME_VF_LOG_LEVEL")
+    level = (asked or "info").upper()
     level = {"TRACE": "DEBUG", "SUCCESS": "INFO"}.get(level, level)  # loguru's levels that `logging` has not
     form = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
     logging.basicConfig(stream=sys.stdout, level=level, format=form, datefmt="%H:%M:%S")
     for noisy in ("httpx", "httpx2", "mcp", "aiohttp.access", "openai"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    if not asked:
+        logging.getLogger("verifiers.v1.rollout").addFilter(lambda line: not str(line.msg).startswith(_EACH_ROLLOUT))
     register()
     light_tokenizers()
 

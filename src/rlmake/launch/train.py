@@ -23,6 +23,7 @@ from rlmake.launch.placement import gpu_ids, require_gpus
 from rlmake.launch.progress import Display
 from rlmake.launch.resume import Resume, Start, link_checkpoints, starting_point
 from rlmake.launch.supervise import GRACE_S, RunStopped, Supervisor, kill_leftovers
+from rlmake.monitors.file import folder as file_folder
 
 Kind = Literal["sft", "rl"]
 TrainConfig = SFTConfig | RLConfig
@@ -68,7 +69,8 @@ def run(
         sink = logger.add(ctx.log_dir / "launcher.log", level="DEBUG")
         try:
             checkpoint.prune_future(run_dir, start.own_step, explicit=start.explicit)
-            monitors.mark_attempt(ctx, start.step)
+            for folder in metrics_folders(cfg, ctx.run_dir):
+                monitors.mark_attempt(ctx, start.step, folder)
             begins = f"continues behind step {start.step}" if start.step else "starts"
             logger.info(f"{run_name} {begins}, attempt {attempt.number}; logs: {ctx.log_dir}")
             allocation = place(cfg)
@@ -87,6 +89,13 @@ def run(
             raise
         finally:
             logger.remove(sink)
+
+
+def metrics_folders(cfg: TrainConfig, run_dir: Path) -> list[Path]:
+    """Where processes of the run write `metrics.jsonl`: none without a file monitor, two when its paths differ."""
+    parts = [cfg] if isinstance(cfg, SFTConfig) else [cfg.trainer, cfg.orchestrator]
+    files = [part.monitors.file for part in parts]
+    return list(dict.fromkeys(file_folder(file, run_dir) for file in files if file is not None))
 
 
 def dry_run(kind: Kind, cfg: TrainConfig, run_dir: Path, *, argv: Sequence[str], files: Sequence[Path]) -> Path:

@@ -32,6 +32,13 @@ export function purge(node) {
   if (typeof Plotly !== "undefined" && node.data) Plotly.purge(node);
 }
 
+// One value is a number, not a curve.
+function single(node, lines) {
+  purge(node);
+  node.replaceChildren(h("div", { class: "single" }, lines.map((line, at) => line.value.length > 0 && h("div", {},
+    h("i", { style: { background: colour(line.colour ?? at) } }), h("b", {}, number(line.value[0])), ` at step ${number(line.step[0])}`, lines.length > 1 && ` · ${line.name}`))));
+}
+
 function ema(values, weight) {
   let last = null, debt = 0;
   return values.map((value) => {
@@ -53,6 +60,8 @@ export function card(title, text, load, scope) {
     show(lines, options) {
       node.dataset.drawn = "1";
       if (!lines.some((line) => line.value.length)) { last.textContent = "no values yet"; return; }
+      if (lines.every((line) => line.value.length <= 1)) { single(plot, lines); last.textContent = ""; legend.replaceChildren(); return; }
+      if (!plot.data) plot.replaceChildren();
       draw(plot, lines, options);
       const ends = lines.filter((line) => line.value.length).map((line) => line.value[line.value.length - 1]);
       last.textContent = ends.length === 1 ? number(ends[0]) : "";

@@ -52,6 +52,12 @@ export function fault(text) {
   return h("p", { class: "fault", role: "alert" }, text);
 }
 
+// What an answer of the server says was left out: `torn` lines of `file`, and a `fault` of what holds them.
+export function left(answer, file) {
+  const torn = answer.torn ? `${number(answer.torn)} ${answer.torn === 1 ? "line" : "lines"} of ${file} could not be read` : "";
+  return [torn, answer.fault].filter(Boolean).map((text) => h("p", { class: "hint" }, text));
+}
+
 export function select(options, value, onchange, label) {
   const node = h("select", { "aria-label": label, onchange: () => onchange(node.value) },
     options.map(([key, text]) => h("option", { value: key, selected: String(key) === String(value ?? "") }, text)));

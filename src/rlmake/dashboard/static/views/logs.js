@@ -5,6 +5,7 @@ import { bytes, empty, fill, h, search, select } from "../dom.js";
 import { change } from "../router.js";
 
 const TAIL = 150000, MOST = 6000, LEVELS = ["TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL"];
+const RANK = /^\[([A-Za-z_]+)(\d+)\]:?\s*/;  // torchrun's, before every line of a rank
 const LINE = /^(?:\d{4}-\d\d-\d\d[T ])?(\d\d):(\d\d):(\d\d)(?:[.,]\d+)?\s*\|?\s*([A-Z]+)\s*\|?\s*(.*)$/;
 const PLAIN = /^\[?(?:\d{4}-\d\d-\d\d[T ])?(\d\d):(\d\d):(\d\d)/;
 
@@ -20,14 +21,16 @@ export async function show(main, place, scope) {
     const component = file.component;
     let time = null;
     return body.split("\n").filter((row, at, all) => row !== "" || at < all.length - 1).map((row) => {
+      const rank = RANK.exec(row), who = rank ? `${component} ${rank[1]}${rank[2]}` : component;
+      if (rank) row = row.slice(rank[0].length);
       const match = LINE.exec(row), plain = match || PLAIN.exec(row);
       if (plain) time = Number(plain[1]) * 3600 + Number(plain[2]) * 60 + Number(plain[3]);
       const known = match && LEVELS.includes(match[4]);
-      return { time: time ?? -1, order: order++, component, file: file.file, level: known ? match[4] : "", clock: plain ? `${plain[1]}:${plain[2]}:${plain[3]}` : "", text: known ? match[5] : row };
+      return { time: time ?? -1, order: order++, who, file: file.file, level: known ? match[4] : "", clock: plain ? `${plain[1]}:${plain[2]}:${plain[3]}` : "", text: known ? match[5] : row };
     });
   };
   const shown = (row) => (!level || LEVELS.indexOf(row.level || "INFO") >= LEVELS.indexOf(level)) && (!text || row.text.toLowerCase().includes(text.toLowerCase()));
-  const node = (row) => h("div", { class: row.level, title: row.file }, h("span", {}, row.clock || "        "), h("span", { class: "who" }, row.component), h("span", { class: "what" }, row.text));
+  const node = (row) => h("div", { class: row.level, title: row.file }, h("span", {}, row.clock || "        "), h("span", { class: "who", title: row.who }, row.who), h("span", { class: "what" }, row.text));
   const draw = () => {
     const rows = lines.filter(shown);
     fill(log, rows.slice(-MOST).map(node), !rows.length && empty(lines.length ? "No line matches" : "Nothing is logged here yet", lines.length ? "Loosen the filter above." : ""));

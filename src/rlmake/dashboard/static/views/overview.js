@@ -1,6 +1,6 @@
 import { ofRun, poll } from "../api.js";
 import { card } from "../chart.js";
-import { clock, empty, fill, h, number, pill, seconds } from "../dom.js";
+import { clock, empty, fill, h, left, number, pill, seconds } from "../dom.js";
 import { fetcher } from "../series.js";
 import { state } from "../main.js";
 import { href } from "../router.js";
@@ -8,13 +8,14 @@ import { href } from "../router.js";
 const NAMES = { train: "Training", eval: "Evaluation", stability: "Stability", inference: "Inference", performance: "Performance" };
 
 export async function show(main, place, scope) {
-  const run = place.run, ask = fetcher(run, scope), facts = h("div", {}), body = h("div", {});
-  fill(main, facts, body);
+  const run = place.run, ask = fetcher(run, scope), facts = h("div", {}), lost = h("div", {}), body = h("div", {});
+  fill(main, facts, lost, body);
   let cards = [], names = "", size = -1;
   const round = async () => {
     const meta = state.runs.find((one) => one.id === run);
     if (meta) fill(facts, head(meta));
-    const answer = await ofRun(run, "panels", {}, scope);
+    const [answer, read] = await Promise.all([ofRun(run, "panels", {}, scope), ofRun(run, "keys", {}, scope)]);
+    fill(lost, left(read, "metrics.jsonl"));
     const found = JSON.stringify(answer.sections.map((part) => part.panels.map((panel) => panel.keys)));
     if (found !== names) {
       names = found;
@@ -25,7 +26,7 @@ export async function show(main, place, scope) {
   };
   const section = (part) => [h("div", { class: "section" }, h("h2", {}, NAMES[part.section] || part.section)),
     h("div", { class: "charts" }, part.panels.map((panel) => {
-      const one = card(panel.title.replace(/\/?\{(scope|agg)\}/, ""), panel.text, async (self) => {
+      const one = card(title(panel), panel.text, async (self) => {
         const lines = await Promise.all(panel.keys.map(async (key) => ({ name: key, ...(await ask(key)) })));
         if (!scope.aborted) self.show(lines, {});
       }, scope);
@@ -34,6 +35,17 @@ export async function show(main, place, scope) {
     }))];
   await round();
   poll(scope, 3000, round);
+}
+
+// The name of a panel: its pattern with what all its keys have in common in the places of the placeholders.
+function title({ title: pattern, keys }) {
+  const parts = keys.map((key) => key.split("/"));
+  return pattern.split("/").map((part, at) => {
+    if (/^\{(scope|agg)\}$/.test(part)) return null;
+    if (!part.includes("{")) return part;
+    const found = new Set(parts.map((one) => one[at]));
+    return found.size === 1 ? parts[0][at] : "…";
+  }).filter((part) => part !== null).join("/");
 }
 
 function head(meta) {

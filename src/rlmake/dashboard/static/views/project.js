@@ -10,7 +10,9 @@ const WORDS = { ready: "ready", stale: "to be made anew", missing: "not built", 
 
 export async function show(main, place, scope) {
   let only = place.state || "", text = place.q || "", mark = "", last = null;
-  const tools = h("div", { class: "bar sticky" }), note = h("div", {}), body = h("div", {});
+  const choose = (key) => { only = key; change({ state: key }); if (last) draw(); };
+  const buttons = new Map(["", ...STATES].map((key) => [key, h("button", { hidden: true, onclick: () => choose(key) })]));
+  const tools = h("div", { class: "bar sticky" }, h("div", { class: "grow" }, search(text, (value) => { text = value; change({ q: value }); if (last) tables(); }, "Filter targets, runs, reasons", 100)), h("div", { class: "group" }, [...buttons.values()])), note = h("div", {}), body = h("div", {});
   fill(main, h("div", { class: "bar" }, h("h1", {}, "Experiments"), h("span", { style: { flex: "1" } }), h("button", { onclick: () => round(true) }, "Plan again")), tools, note, fill(body, empty("Reading the experiments…")));
   const round = async (force = false) => {
     const { projects } = await get("project", { force }, scope);
@@ -24,16 +26,20 @@ export async function show(main, place, scope) {
     if (last) draw(); else if (!project.fault) fill(body, empty("Planning", "Experiments are read and compared with what is built."));
   };
   const draw = () => {
-    const counts = Object.fromEntries(STATES.map((one) => [one, last.targets.filter((target) => target.state === one).length]));
-    if (!tools.contains(document.activeElement)) fill(tools, h("div", { class: "grow" }, search(text, (value) => { text = value; change({ q: value }); tables(); }, "Filter targets, runs, reasons", 100)),
-      h("div", { class: "group" }, [["", `all ${last.targets.length}`], ...STATES.filter((one) => counts[one]).map((one) => [one, `${WORDS[one]} ${counts[one]}`])].map(([key, label]) => h("button", { "aria-pressed": String(only === key), onclick: (event) => { only = key; change({ state: key }); for (const button of event.currentTarget.parentNode.children) button.setAttribute("aria-pressed", String(button === event.currentTarget)); tables(); } }, label))));
+    // The buttons stay the same ones, so that a new plan takes the focus from none of them.
+    for (const [key, button] of buttons) {
+      const count = last.targets.filter((target) => !key || target.state === key).length;
+      button.textContent = `${key ? WORDS[key] : "all"} ${count}`;
+      button.hidden = Boolean(key) && !count && only !== key && button !== document.activeElement;
+      button.setAttribute("aria-pressed", String(only === key));
+    }
     tables();
   };
   const link = (run) => (shell.runs.some((one) => one.id === run) ? h("a", { href: href({ run }) }, run) : run);
   const tables = () => {
     const low = text.toLowerCase(), rows = last.targets.filter((target) => (!only || target.state === only) && (!low || `${target.path} ${target.reason || ""} ${target.changes.map((one) => one.key).join(" ")}`.toLowerCase().includes(low)));
     fill(body,
-      h("div", { class: "panel scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["Target", "Run", "State", "Why"].map((one) => h("th", {}, one)))), h("tbody", {}, rows.map((target) => h("tr", {}, h("td", { class: "mono wrap" }, target.path), h("td", {}, link(target.run)), h("td", {}, pill(WORDS[target.state] || target.state, target.state)), h("td", { class: "wrap" }, why(target)))))), !rows.length && empty("No target matches")),
+      h("div", { class: "panel scroll" }, h("table", { class: "stack" }, h("thead", {}, h("tr", {}, ["Target", "Run", "State", "Why"].map((one) => h("th", {}, one)))), h("tbody", {}, rows.map((target) => h("tr", {}, h("td", { class: "mono wrap" }, target.path), h("td", { data: { label: "run" } }, link(target.run)), h("td", {}, pill(WORDS[target.state] || target.state, target.state)), h("td", { class: "wrap" }, why(target)))))), !rows.length && empty("No target matches")),
       grids(last, link), h("div", { class: "section" }, h("h2", {}, "Where things come from")), lineage(last));
   };
   await round();
@@ -54,9 +60,9 @@ function grids(found, link) {
   const names = [...new Set(found.runs.map((run) => run.grid).filter(Boolean))];
   return names.map((name) => {
     const runs = found.runs.filter((run) => run.grid === name), axes = [...new Set(runs.flatMap((run) => Object.keys(run.cell?.texts || {})))], scores = [...new Set(runs.flatMap((run) => Object.keys(run.scores)))];
-    return [h("div", { class: "section" }, h("h2", {}, name), h("span", { class: "muted small" }, `grid of ${runs.length} runs`)), h("div", { class: "panel scroll" }, h("table", {},
+    return [h("div", { class: "section" }, h("h2", {}, name), h("span", { class: "muted small" }, `grid of ${runs.length} runs`)), h("div", { class: "panel scroll" }, h("table", { class: "stack" },
       h("thead", {}, h("tr", {}, h("th", {}, "Run"), axes.map((axis) => h("th", {}, axis)), h("th", {}, "State"), h("th", { class: "num" }, "Step"), scores.map((score) => h("th", { class: "num" }, score)))),
-      h("tbody", {}, runs.map((run) => { const state = stateOf(found, run); return h("tr", {}, h("td", {}, link(run.name), run.cell?.baseline ? h("span", { class: "pill accent", style: { marginLeft: "6px" } }, "baseline") : null), axes.map((axis) => h("td", { class: "mono" }, run.cell?.texts?.[axis] ?? "–")), h("td", {}, pill(WORDS[state] || state, state), run.failed ? h("div", { class: "small" }, run.failed) : null), h("td", { class: "num" }, run.last_step ? `${number(run.reached ?? 0)} / ${number(run.last_step)}` : "–"), scores.map((score) => { const one = run.scores[score]; return h("td", { class: "num", title: one?.ci95 ? `95 %: ${number(one.ci95[0])} to ${number(one.ci95[1])}` : null }, one ? number(one.mean) : "–"); })); }))))];
+      h("tbody", {}, runs.map((run) => { const state = stateOf(found, run); return h("tr", {}, h("td", {}, link(run.name), run.cell?.baseline ? h("span", { class: "pill accent", style: { marginLeft: "6px" } }, "baseline") : null), axes.map((axis) => h("td", { class: "mono", data: { label: axis } }, run.cell?.texts?.[axis] ?? "–")), h("td", {}, pill(WORDS[state] || state, state), run.failed ? h("div", { class: "small" }, run.failed) : null), h("td", { class: "num", data: { label: "step" } }, run.last_step ? `${number(run.reached ?? 0)} / ${number(run.last_step)}` : "–"), scores.map((score) => { const one = run.scores[score]; return h("td", { class: "num", data: { label: score }, title: one?.ci95 ? `95 %: ${number(one.ci95[0])} to ${number(one.ci95[1])}` : null }, one ? number(one.mean) : "–"); })); }))))];
   });
 }
 
@@ -81,10 +87,26 @@ function lineage(found) {
   runs.forEach((run) => depth(run));
   const columns = [];
   for (const run of runs) (columns[level.get(run.name)] ||= []).push(run);
-  const W = 190, H = 40, place = new Map();
+  const W = 240, H = runs.some((run) => run.grid) ? 54 : 40, place = new Map();
   columns.forEach((column, x) => column.forEach((run, y) => place.set(run.name, [12 + x * (W + 56), 12 + y * (H + 14)])));
   const lines = runs.flatMap((run) => parents(run).filter((one) => place.has(one.name)).map((one) => { const [x1, y1] = place.get(one.name), [x2, y2] = place.get(run.name); return s("path", { d: `M${x1 + W} ${y1 + H / 2} C${x1 + W + 28} ${y1 + H / 2} ${x2 - 28} ${y2 + H / 2} ${x2} ${y2 + H / 2}` }); }));
-  const boxes = runs.map((run) => { const [x, y] = place.get(run.name), there = shell.runs.some((one) => one.id === run.name), state = stateOf(found, run); const box = [s("title", {}, `${run.name}: ${WORDS[state] || state}\n${run.file}\n${run.fingerprint}`), s("rect", { x, y, width: W, height: H, rx: 6, class: state }), s("text", { x: x + 10, y: y + 17 }, run.name.length > 27 ? `…${run.name.slice(-26)}` : run.name), s("text", { class: "sub", x: x + 10, y: y + 32 }, `${run.kind} · ${WORDS[state] || state}`)]; return there ? s("a", { href: href({ run: run.name }), class: "pick" }, box) : s("g", {}, box); });
+  const boxes = runs.map((run) => { const [x, y] = place.get(run.name), there = shell.runs.some((one) => one.id === run.name), state = stateOf(found, run); const box = [s("title", {}, `${run.name}: ${WORDS[state] || state}\n${run.file}\n${run.fingerprint}`), s("rect", { x, y, width: W, height: H, rx: 6, class: state }), words(run, state).map(([text, kind], at) => s("text", { class: kind, x: x + 10, y: y + 17 + 15 * at }, fit(text, W - 20)))]; return there ? s("a", { href: href({ run: run.name }), class: "pick" }, box) : s("g", {}, box); });
   const width = 24 + columns.length * (W + 56), height = 24 + Math.max(1, ...columns.map((column) => column?.length || 0)) * (H + 14);
   return h("section", { class: "panel graph", tabindex: "0" }, s("svg", { width, height, role: "img", "aria-label": "Lineage of runs" }, lines, boxes));
+}
+
+// A cell of a grid has its grid's name above its own.
+function words(run, state) {
+  const cell = run.grid && run.name.startsWith(`${run.grid}/`) ? [[run.grid, null], [run.name.slice(run.grid.length + 1), null]] : [[run.name, null]];
+  return [...cell, [`${run.kind} · ${WORDS[state] || state}`, "sub"]];
+}
+
+// The text, or its end behind an ellipsis, no wider than `width` pixels.
+function fit(text, width) {
+  const pen = document.createElement("canvas").getContext("2d"), style = getComputedStyle(document.documentElement);
+  pen.font = `${style.getPropertyValue("--t1").trim()} ${style.getPropertyValue("--sans").trim()}`;
+  if (pen.measureText(text).width <= width) return text;
+  let from = 1;
+  while (from < text.length && pen.measureText(`…${text.slice(from)}`).width > width) from += 1;
+  return `…${text.slice(from)}`;
 }

@@ -1,7 +1,7 @@
 // The table of episodes with its filters and histogram; one episode is views/episode.js.
 
 import { ofRun, poll } from "../api.js";
-import { ago, clock, empty, fault, fill, h, number, search, seconds, select } from "../dom.js";
+import { ago, clock, empty, fault, fill, h, left, number, search, seconds, select } from "../dom.js";
 import { change, go, where } from "../router.js";
 import { show as showEpisode } from "./episode.js";
 import { show as showLive } from "./live.js";
@@ -19,8 +19,8 @@ export async function show(main, place, scope) {
   if (place.line !== undefined || place.episode !== undefined) return showEpisode(main, place, scope);
   const run = place.run, f = { ...where() };
   let etag = "", last = null;
-  const bar = h("div", { class: "bar sticky" }), bins = h("div", { class: "panel", style: { marginBottom: "12px" } }), table = h("div", { class: "panel scroll" }), foot = h("div", { class: "bar", style: { marginTop: "8px" } }), flying = h("div", {}), note = h("div", {});
-  fill(main, bar, note, flying, bins, table, foot);
+  const bar = h("div", { class: "bar sticky" }), bins = h("div", { class: "panel", style: { marginBottom: "12px" } }), table = h("div", { class: "panel scroll" }), foot = h("div", { class: "bar", style: { marginTop: "8px" } }), flying = h("div", {}), note = h("div", {}), lost = h("div", {});
+  fill(main, bar, note, lost, flying, bins, table, foot);
   const filters = () => ({ step: f.step, kind: f.kind, subset: f.subset, env: f.env, group: f.group, q: f.q, errors_only: f.errors_only, low: f.low, high: f.high, start: f.start, end: f.end });
   const put = (pairs) => { Object.assign(f, pairs); if (!("offset" in pairs)) f.offset = ""; change({ ...pairs, offset: f.offset }); etag = ""; load(); };
 
@@ -40,6 +40,7 @@ export async function show(main, place, scope) {
 
   const draw = (answer) => {
     last = answer;
+    fill(lost, left(answer, "the traces"));
     const sort = f.sort || "arrival", order = f.order || "desc";
     if (!answer.lines) {
       fill(table, empty(answer.whole ? "No episodes yet" : "Reading the episodes…", answer.whole ? "Each finished rollout of training and evaluation appears here. SFT has none." : `${Math.round(answer.progress * 100)} % read`));
@@ -61,7 +62,7 @@ export async function show(main, place, scope) {
       h("td", { class: "num", title: clock(row.arrival) }, ago(row.arrival))));
     fill(table, h("table", {}, h("thead", {}, head), h("tbody", {}, rows)), !rows.length && empty("No episode matches", "Loosen a filter above."));
     const offset = answer.offset, end = offset + rows.length;
-    fill(foot, h("span", { class: "muted" }, answer.total ? `${number(offset + 1)}–${number(end)} of ${number(answer.total)}` : "", answer.total !== answer.lines ? ` (${number(answer.lines)} in all)` : "", answer.whole ? "" : ` · reading, ${Math.round(answer.progress * 100)} %`, answer.torn ? ` · ${answer.torn} damaged lines left out` : ""),
+    fill(foot, h("span", { class: "muted" }, answer.total ? `${number(offset + 1)}–${number(end)} of ${number(answer.total)}` : "", answer.total !== answer.lines ? ` (${number(answer.lines)} in all)` : "", answer.whole ? "" : ` · reading, ${Math.round(answer.progress * 100)} %`),
       h("button", { disabled: offset === 0, onclick: () => put({ offset: Math.max(0, offset - PAGE) }) }, "Newer"), h("button", { disabled: end >= answer.total, onclick: () => put({ offset: offset + PAGE }) }, "Older"));
     try { sessionStorage.setItem(`lines ${run}`, JSON.stringify(answer.episodes.map((row) => row.line))); } catch { /* no neighbours then */ }
   };
@@ -97,7 +98,7 @@ export async function show(main, place, scope) {
       counted = Date.now();
       asked = now;
       const facets = await ofRun(run, "rollouts", {}, scope), mark = JSON.stringify([facets.envs, facets.kinds, facets.cohorts.length]);
-      if (mark !== seen) { seen = mark; if (!bar.contains(document.activeElement) || document.activeElement === document.body) tools(facets); }
+      if (mark !== seen && !bar.contains(document.activeElement)) { seen = mark; tools(facets); }
       if (answer.lines) await histogram();
     } catch (error) { if (error.name !== "AbortError") { fill(note, fault(error.message)); throw error; } }
   };
