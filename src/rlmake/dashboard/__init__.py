@@ -1,7 +1,8 @@
 """The dashboard: a local, read-only web page over run directories. docs/dashboard.md describes it.
 
     server.py        command line, port          app.py          routes, with app_episodes.py; `create(dirs)`
-    guard.py         Host, Origin, headers       confine.py      no path leaves a run
+    guard.py         Host, Origin, headers       paths.py        which part of an address is the run
+    confine.py       no path leaves a run
     runs.py          which runs there are        run.py          one run: its places and small files
     metrics.py       columns of metrics.jsonl    shape.py        what a record has to look like
     episodes.py      the table of episodes       transcript.py   one episode: text, tokens, overlays, times

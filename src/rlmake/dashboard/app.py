@@ -16,6 +16,7 @@ from rlmake.dashboard.confine import NotThere, fault, inside, regular
 from rlmake.dashboard.guard import Guard
 from rlmake.dashboard.metrics import Columns, thin
 from rlmake.dashboard.panels import panels
+from rlmake.dashboard.paths import PREFIX, RunPaths
 from rlmake.dashboard.run import Run
 from rlmake.dashboard.state import State
 from rlmake.monitors.traces import read
@@ -31,6 +32,7 @@ def create(
     state = State(dirs if callable(dirs) else lambda: list(dirs))
     app = FastAPI(title="rlmake dashboard", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.dashboard = state
+    app.add_middleware(RunPaths, known=state.runs.known, patterns=lambda: patterns)
     app.add_middleware(Guard, host=host, allowed=allowed)
 
     @app.exception_handler(NotThere)
@@ -46,10 +48,11 @@ def create(
         more = {"connection": "close"} if error.status == 413 else {}  # what was not read of the body is not waited for
         return reply({"error": str(error)}, error.status, **more)
 
-    episode_routes(app, state)  # first: `…/episodes/series` is not the `series` of a run `…/episodes`
+    episode_routes(app, state)
     run_routes(app, state)
     view_routes(app, state)
     page_routes(app)
+    patterns = [route.path_regex for route in app.routes if getattr(route, "path", "").startswith(PREFIX)]
     return app
 
 
@@ -70,11 +73,11 @@ def run_routes(app: FastAPI, state: State) -> None:
     def meta(run: str) -> Response:
         return reply(runs.meta(runs.get(run)))
 
-    @app.get("/api/runs/{run:path}/logfiles")
+    @app.get("/api/runs/{run:run}/logfiles")
     def logfiles(run: str, attempt: str = "latest") -> Response:
         return reply(files.log_files(runs.get(run), attempt))
 
-    @app.get("/api/runs/{run:path}/log")
+    @app.get("/api/runs/{run:run}/log")
     def log(
         run: str,
         file: str,
@@ -85,27 +88,27 @@ def run_routes(app: FastAPI, state: State) -> None:
     ) -> Response:
         return reply(files.log_part(runs.get(run), attempt, file, start, end, tail))
 
-    @app.get("/api/runs/{run:path}/configs")
+    @app.get("/api/runs/{run:run}/configs")
     def configs(run: str, attempt: str = "latest") -> Response:
         return reply(files.configs(runs.get(run), attempt))
 
-    @app.get("/api/runs/{run:path}/config")
+    @app.get("/api/runs/{run:run}/config")
     def config(run: str, file: str, attempt: str = "latest") -> Response:
         return reply(files.config(runs.get(run), attempt, file))
 
-    @app.get("/api/runs/{run:path}/reports")
+    @app.get("/api/runs/{run:run}/reports")
     def reports_of(run: str) -> Response:
         return reply({"reports": reports.listed(runs.get(run))})
 
-    @app.get("/api/runs/{run:path}/report")
+    @app.get("/api/runs/{run:run}/report")
     def report(run: str, file: str) -> Response:
         return reply(reports.report(runs.get(run), file))
 
-    @app.get("/api/runs/{run:path}/check")
+    @app.get("/api/runs/{run:run}/check")
     def check(run: str, file: str, id: str) -> Response:
         return reply(checked(state, runs.get(run), file, id))
 
-    @app.get("/api/runs/{run:path}/metrics")
+    @app.get("/api/runs/{run:run}/metrics")
     def raw_metrics(run: str, offset: int = 0) -> Response:
         found = runs.get(run)
         try:
@@ -116,17 +119,17 @@ def run_routes(app: FastAPI, state: State) -> None:
         rows = [row for _, row in tail.rows(limit=4 << 20)]
         return reply({"rows": rows, "offset": tail.offset, "size": stat.st_size, "torn": tail.torn, **told(found)})
 
-    @app.get("/api/runs/{run:path}/keys")
+    @app.get("/api/runs/{run:run}/keys")
     def keys(run: str) -> Response:
         columns, said = followed(run)
         return reply({"keys": columns.keys(), **said})
 
-    @app.get("/api/runs/{run:path}/panels")
+    @app.get("/api/runs/{run:run}/panels")
     def overview(run: str) -> Response:
         columns, said = followed(run)
         return reply({"sections": panels(columns.keys()), **said})
 
-    @app.get("/api/runs/{run:path}/series")
+    @app.get("/api/runs/{run:run}/series")
     def series(run: str, key: Annotated[list[str], Query()], points: int = 600) -> Response:
         columns, said = followed(run)
         found = {}

@@ -35,12 +35,12 @@ def episode_routes(app: FastAPI, state: State) -> None:
         row = episodes.line(line)
         return found, episodes, row, state.records(found).get(row)
 
-    @app.get("/api/runs/{run:path}/rollouts")
+    @app.get("/api/runs/{run:run}/rollouts")
     def rollouts(run: str) -> Response:
         _, episodes, whole = following(run)
         return reply({**episodes.facets(), "etag": str(episodes.version), "whole": whole, **said(episodes)})
 
-    @app.get("/api/runs/{run:path}/episodes")
+    @app.get("/api/runs/{run:run}/episodes")
     def listed(
         request: Request,
         run: str,
@@ -65,35 +65,35 @@ def episode_routes(app: FastAPI, state: State) -> None:
             }
         )
 
-    @app.get("/api/runs/{run:path}/episodes/histogram")
+    @app.get("/api/runs/{run:run}/episodes/histogram")
     def histogram(request: Request, run: str, key: str = "arrival", bars: int = 80) -> Response:
         _, episodes, whole = following(run)
         return reply({**episodes.histogram(chosen(request), key, min(max(bars, 8), 500)), "whole": whole})
 
-    @app.get("/api/runs/{run:path}/episodes/series")
+    @app.get("/api/runs/{run:run}/episodes/series")
     def series(request: Request, run: str, after: int = 0) -> Response:
         _, episodes, _ = following(run)
         return reply({**episodes.series(chosen(request), after), "etag": str(episodes.version)})
 
-    @app.get("/api/runs/{run:path}/episodes/find")
+    @app.get("/api/runs/{run:run}/episodes/find")
     def find(run: str, episode: str, step: int | None = None, kind: str | None = None, subset: str = "all") -> Response:
         _, episodes, _ = following(run, 5.0)
         return reply({"line": line_of(episodes, episode, Chosen(step, kind, subset))})
 
-    @app.get("/api/runs/{run:path}/episodes/{line}/timeline")
+    @app.get("/api/runs/{run:run}/episodes/{line}/timeline")
     def times(run: str, line: int, trace: int = 0) -> Response:
         return reply(timeline.timeline(located(run, line)[3], trace))
 
-    @app.get("/api/runs/{run:path}/episodes/{line}/message")
+    @app.get("/api/runs/{run:run}/episodes/{line}/message")
     def message(run: str, line: int, trace: int, node: int, start: int = 0) -> Response:
         return reply(transcript.message(located(run, line)[3], trace, node, max(start, 0)))
 
-    @app.get("/api/runs/{run:path}/episodes/{line}/tokens")
+    @app.get("/api/runs/{run:run}/episodes/{line}/tokens")
     def tokens(run: str, line: int, trace: int = 0, node: Annotated[list[int] | None, Query()] = None) -> Response:
         found, _, row, record = located(run, line)
         return reply(token_view(state, found, row, record, trace, node))
 
-    @app.get("/api/runs/{run:path}/episodes/{line}")
+    @app.get("/api/runs/{run:run}/episodes/{line}")
     def one(run: str, line: int, tokens: bool = False) -> Response:
         found, _, row, record = located(run, line)
         made = transcript.detail(record, row)
@@ -101,13 +101,13 @@ def episode_routes(app: FastAPI, state: State) -> None:
             made["tokens"] = [token_view(state, found, row, record, t, None) for t in range(len(made["traces"]))]
         return reply(made)
 
-    @app.get("/api/runs/{run:path}/live")
+    @app.get("/api/runs/{run:run}/live")
     def in_flight(run: str, etag: str = "") -> Response:
         one = runs.get(run)
         found = live.listed(one.traces, one.reach)
         return reply({"unchanged": True, "etag": etag} if etag and etag == found["etag"] else found)
 
-    @app.get("/api/runs/{run:path}/live/{trace}")
+    @app.get("/api/runs/{run:run}/live/{trace}")
     def in_flight_one(run: str, trace: str) -> Response:
         found = runs.get(run)
         return reply(live.one(found.traces, trace, found.reach))

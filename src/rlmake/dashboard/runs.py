@@ -37,6 +37,9 @@ class Runs:
             self._scanned = time.monotonic()
         return self._found
 
+    def known(self, identity: str) -> bool:
+        return identity in self._found or identity in self.all()
+
     def get(self, identity: str) -> Run:
         """Raises `NotThere`."""
         run = self._found.get(identity) or self.all().get(identity)
