@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rlmake.build.explain import _of_grid
+from rlmake.cli import verbs
+from rlmake.core.errors import UserError
+
 pytestmark = pytest.mark.timeout(1200)
 GRID = """
 max_steps = 4
@@ -88,6 +92,16 @@ def test_twelve_ablations_on_one_parent_killed_twice(project):
     assert len(done) == 4 and all("lr=2e-4" in line for line in done), "only the edited value's cells run"
 
 
+def test_what_changed_about_a_grid_is_told_by_its_cells():
+    before = {"cells": [["seed=0", {"seed": 0}, True], ["seed=1", {"seed": 1}, False]], "lost": {}}
+    now = {"cells": [["seed=0", {"seed": 0}, False], ["seed=2", {"seed": 2}, True]], "lost": {"seed=2": "not built"}}
+    told = [(change.key, change.before, change.after) for change in _of_grid(before, now)]
+    assert told == [
+        ("cells added", None, "seed=2"), ("cells removed", "seed=1", None),
+        ("baseline", "seed=0", "seed=2"), ("cells lost", "", "seed=2"),
+    ]  # fmt: skip
+
+
 def test_failed_and_missing_cells_are_shown(project):
     project.write("abl/lr.toml", GRID.replace("[4, 8]", "[4]").replace("[1e-5, 3e-5, 1e-4]", "[1e-5, 3e-5]"))
     cell = "abl/lr/lr=3e-5,group_size=4,seed=1"
@@ -96,6 +110,8 @@ def test_failed_and_missing_cells_are_shown(project):
     assert code == 1
     assert project.plan(REPORT) == {"train": 2, "grid": 1, "publish_report": 1}, "the failed one is not tried again"
     results = "outputs/abl/lr/results.json"
+    with pytest.raises(UserError, match="2 jobs are to be done first.*--allow-missing"):
+        verbs.load("report")(["abl/lr"])
     assert project.plan(REPORT, allow_missing=1) == {"grid": 1, "publish_report": 1}
     code, output = project.snakemake("-c", "2", REPORT, results, "--config", "allow_missing=1")
     assert code == 0, output

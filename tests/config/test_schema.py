@@ -239,3 +239,9 @@ def test_a_fault_of_a_resolved_file_names_it(tmp_path):
     path.write_text('{"max_stepz": 3}')
     with pytest.raises(ConfigError, match=r"trainer\.json: max_stepz: unknown key; did you mean 'max_steps'"):
         load_resolved(schema("TrainerConfig"), path)
+
+
+@pytest.mark.parametrize(("given", "order"), [({}, 0), ({"seed": 3}, 3), ({"seed": 3, "data__seed": 1}, 1)])
+def test_sft_seed_orders_the_rows_too(given, order):
+    """Replicates over `seed` alone would else all see the same rows in the same order: identical runs."""
+    assert parsed("SFTConfig", **given).data.seed == order

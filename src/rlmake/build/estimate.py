@@ -63,6 +63,8 @@ class Estimates:
     def _train(self, artefact: Artefact) -> tuple[float | None, str | None]:
         assert artefact.step is not None
         work = self.registry.works[artefact.stage, artefact.fingerprint]
+        if plan.is_kept(artefact):
+            return 0.0, "kept, nothing is trained"
         reached = plan.progress(artefact.folder)
         steps = artefact.step - reached if reached < artefact.step else artefact.step
         own = _seconds_per_step(artefact.folder)

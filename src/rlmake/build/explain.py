@@ -190,19 +190,15 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
     found = []
     defaults = work.defaults()
     raw = work.declared.raw if work.declared else {}
+    if work.kind == "grid":
+        return _of_grid(before["semantic"], work.semantic) or _parents_changed(before, work)
     old, new = dict(leaves(before["semantic"])), dict(leaves(work.semantic))
     for key in dict.fromkeys([*old, *new]):
         a, b = old.get(key), new.get(key)
         if canonical(a) != canonical(b) and not _points(key):
             default = key in before["defaults"] and key in defaults
             found.append(Change(key, a, b, default, None if default else _origin(raw, key, work)))
-    was = {parent["role"]: parent for parent in before["parents"]}
-    for parent in work.parents:
-        old_parent = was.pop(parent["role"], None)
-        a, b = _parent(old_parent), _parent(parent)
-        if a != b:
-            found.append(Change(parent["role"], a, b))
-    found += [Change(role, _parent(parent), None) for role, parent in was.items()]
+    found += _parents_changed(before, work)
     for key in dict.fromkeys([*before["revisions"], *work.revisions]):
         a, b = before["revisions"].get(key), work.revisions.get(key)
         if a != b:
@@ -211,6 +207,29 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
         last = max(before["steps"])
         if step > last:
             found.append(Change("max_steps", last, step, file=_origin(raw, "max_steps", work)))
+    return found
+
+
+def _parents_changed(before: dict[str, Any], work: Work) -> list[Change]:
+    was = {parent["role"]: parent for parent in before["parents"]}
+    pairs = [(parent["role"], _parent(was.pop(parent["role"], None)), _parent(parent)) for parent in work.parents]
+    pairs += [(role, _parent(parent), None) for role, parent in was.items()]
+    return [Change(role, a, b) for role, a, b in pairs if a != b]
+
+
+def _of_grid(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+    """Cells by their names: which came, which went, whether another one is the baseline, which are lost."""
+    old, new = ({cell[0]: cell for cell in one.get("cells", ())} for one in (before, now))
+    found = []
+    if added := [name for name in new if name not in old]:
+        found.append(Change("cells added", None, ", ".join(added)))
+    if gone := [name for name in old if name not in new]:
+        found.append(Change("cells removed", ", ".join(gone), None))
+    base = [next((name for name, cell in cells.items() if cell[2]), None) for cells in (old, new)]
+    if base[0] != base[1]:
+        found.append(Change("baseline", *base))
+    if before.get("lost") != now.get("lost"):
+        found.append(Change("cells lost", ", ".join(before.get("lost") or ()), ", ".join(now.get("lost") or ())))
     return found
 
 
@@ -239,12 +258,14 @@ def _unfinished(artefact: Artefact) -> str | None:
     """What an earlier attempt has left of a training."""
     if artefact.kind != "checkpoint" or not (reached := plan.progress(artefact.folder)):
         return None
+    if plan.is_kept(artefact):
+        return "kept on the way to another step, only to be recorded"
     assert artefact.step is not None
     return f"unfinished: step {reached} of {artefact.step}" if reached < artefact.step else "this step was not kept"
 
 
 def _reuses(artefact: Artefact, work: Work) -> Iterator[str]:
-    if artefact.kind == "checkpoint" and (reached := plan.progress(artefact.folder)):
+    if artefact.kind == "checkpoint" and (reached := plan.progress(artefact.folder)) and not plan.is_kept(artefact):
         assert artefact.step is not None
         yield f"resumes from step {reached}" if reached <= artefact.step else f"step {reached} was reached before"
     if artefact.kind not in EXPORTS or artefact.stage != "train":

@@ -61,6 +61,11 @@ def progress(folder: Path) -> int:
     return max(steps, default=0)
 
 
+def is_kept(artefact: Artefact) -> bool:
+    """Whether a checkpoint lies there complete, though no manifest says so: one that a training left on its way."""
+    return artefact.kind == "checkpoint" and (artefact.path / "COMPLETE").is_file()
+
+
 def targets_of_all(registry: Registry, include_manual: bool = False) -> list[str]:
     """What `all` builds: of every run that is not manual its last artefact, its evaluations and its report; and the
     reports of grids."""

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from rlmake.build import accepted, explain, garbage, store
+from rlmake.build import accepted, explain, garbage, plan, store
 from rlmake.build import adopt as adoption
 from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
@@ -152,18 +152,22 @@ def _unit(path: str) -> tuple[str, str]:
 
 
 def report(argv: list[str]) -> int:
-    """Make the report of a grid (or a run); with --allow-missing of a grid that is half done, from what is there."""
+    """Make the report of a grid (or a run) that is built; with --allow-missing of a grid that is half done."""
     parser = argparse.ArgumentParser(prog="rlmake report", description=report.__doc__)
     parser.add_argument("name", help="a grid's or a run's name, or outputs/<name>/report.html")
     parser.add_argument("--allow-missing", action="store_true", help="cells that are not there are shown as missing")
     args = parser.parse_args(argv)
-    registry = Registry.load()
+    registry = Registry.load(allow_missing=args.allow_missing)
     name = args.name.removeprefix(f"{OUTPUTS}/").removesuffix("/report.html")
     if name not in registry.grids and name not in registry.runs:
         raise UserError(f"{args.name}: no grid or run{nearest(name, [*registry.grids, *registry.runs])}")
     grid = name in registry.grids
     kinds = [Target(name, "grid", rest=leaf) for leaf in ("report.html", "results.csv", "results.json")]
     targets = [target.path for target in (kinds if grid else [Target(name, "report")])]
+    rules = [job.rule for job in plan.jobs(registry, plan.needs(registry, targets))]
+    if work := [rule for rule in rules if rule not in ("grid", "report") and not rule.startswith("publish")]:
+        hint = ", or give --allow-missing" if grid else ""
+        raise UserError(f"{name}: {len(work)} jobs are to be done first; build it: snakemake -c all {targets[0]}{hint}")
     options = ["--config", "allow_missing=1"] if args.allow_missing else []
     command = [sys.executable, "-m", "snakemake", "-c", "1", *targets, "--quiet", "all", *options]
     done = subprocess.run(command, check=False)

@@ -132,7 +132,8 @@ def _print(document: dict[str, Any]) -> None:
     if not totals["jobs"]:
         print("nothing to be done", end="")
     else:
-        print(f"{totals['jobs']} jobs, {totals['gpu_hours']:.4g} GPU-hours, {_hours(totals['hours'])}", end="")
+        jobs = f"{totals['jobs']} job{'s' * (totals['jobs'] != 1)}"
+        print(f"{jobs}, {totals['gpu_hours']:.4g} GPU-hours, {_hours(totals['hours'])}", end="")
         print(f", {totals['unknown']} of unknown cost" if totals["unknown"] else "", end="")
     if totals["reused"]:
         print(f"; {totals['reused']} of what is asked for is there already", end="")

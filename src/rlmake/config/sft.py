@@ -51,7 +51,7 @@ class _Rows(Config):
     batch_size: int = semantic(128, "Packed rows per step.", ge=1)
     seq_len: int = semantic(128, "Length of a packed row in tokens.", ge=2, le=OFFSETS)
     micro_batch_size: int = runtime(1, "Packed rows in one forward pass.", ge=1)
-    seed: int = semantic(0, "Seed of the order.", ge=0)
+    seed: int = semantic(0, "Seed of the order; the run's `seed` when that is given and this is not.", ge=0)
 
 
 class SFTDataConfig(_Rows):
@@ -137,8 +137,11 @@ class SFTConfig(SharingConfig, TrainerCommon):
 
     @classmethod
     def spread(cls, data: dict[str, Any]) -> Spreader:
-        """Device and threads follow from the deployment, the model's row length from the data."""
+        """Device and threads follow from the deployment, the model's row length from the data; the order of the rows
+        from the run's seed, where it has none of its own."""
         spreader = Spreader(data)
+        if isinstance(data.get("data"), dict) and "seed" in data and "seed" not in data["data"]:
+            spreader.put("data.seed", data["seed"], "seed")
         put_device(spreader, "", "num_train_gpus")
         spreader.put(
             "model.seq_len", get(data, "data.seq_len", SFTDataConfig.model_fields["seq_len"].default), "data.seq_len"
