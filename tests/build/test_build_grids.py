@@ -110,7 +110,7 @@ def test_failed_and_missing_cells_are_shown(project):
     assert code == 1
     assert project.plan(REPORT) == {"train": 2, "grid": 1, "publish_report": 1}, "the failed one is not tried again"
     results = "outputs/abl/lr/results.json"
-    with pytest.raises(UserError, match="2 jobs are to be done first.*--allow-missing"):
+    with pytest.raises(UserError, match=r"2 jobs are to be done first.*--allow-missing"):
         verbs.load("report")(["abl/lr"])
     assert project.plan(REPORT, allow_missing=1) == {"grid": 1, "publish_report": 1}
     code, output = project.snakemake("-c", "2", REPORT, results, "--config", "allow_missing=1")
