@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -12,6 +14,8 @@ from rlmake.dashboard.metrics import Metrics
 from rlmake.dashboard.runs import Runs
 
 NAMES = ("reports", "configs", "monitors", "logs", "attempt", "metrics", "stream")
+RIGHTS = "-dac_override,-dac_read_search"
+NO_RIGHTS = ("setpriv", "--bounding-set", RIGHTS, "--inh-caps", RIGHTS)
 GOOD = b'{"step":1,"producer":"t","r":0.5}\n'
 
 
@@ -104,8 +108,18 @@ def test_a_run_that_fails_for_an_unforeseen_reason_is_a_row(listed, run, outputs
     assert found["demo"]["state"] == "running"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_may_not_be_read_is_left_out(listed, run, outputs):
+def test_what_may_not_be_read_is_left_out(listed, run, outputs, request, tmp_path):
+    probe = tmp_path / "probe"
+    probe.touch(mode=0)
+    if os.access(probe, os.R_OK):  # root may read everything: once more, without that right
+        if "RLMAKE_TEST_RIGHTS" in os.environ or subprocess.run([*NO_RIGHTS, "true"], check=False).returncode:
+            pytest.skip("root can't be made to lack rights here")
+        again = [*NO_RIGHTS, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", request.node.nodeid]
+        again += ["--rootdir", str(request.config.rootpath), "--basetemp", str(tmp_path / "again")]
+        env = {**os.environ, "RLMAKE_TEST_RIGHTS": "dropped"}
+        done = subprocess.run(again, cwd=request.config.rootpath, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and done.stdout.startswith("."), done.stdout + done.stderr
+        return
     closed, file = bare(outputs, "closed"), bare(outputs, "file") / "monitors/file/metrics.jsonl"
     file.chmod(0)
     closed.chmod(0)

@@ -152,7 +152,7 @@ class Executor(plugin.Executor):
         """The number of the job. What a busy controller refuses is tried again; whether it took it is looked up."""
         for wait in (*RETRY_SECONDS, None):
             answer = subprocess.run(
-                f"{call} /dev/stdin", shell=True, input=script, capture_output=True, text=True, check=False
+                [*shlex.split(call), "/dev/stdin"], input=script, capture_output=True, text=True, check=False
             )
             number = answer.stdout.strip().split(";")[0]
             if answer.returncode == 0 and number.isdigit():

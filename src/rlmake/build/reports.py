@@ -21,12 +21,29 @@ class Reports:
 
     def __init__(self, registry: "Registry"):
         self.registry = registry
-        self._made: dict[str, Work] = {}
 
+    def _keep(
+        self, kind: str, name: str, parents: list[dict[str, Any]], facts: dict[str, Any], semantic: dict[str, Any]
+    ) -> Work:
+        """Work of the stage `kind`, which rests on its parents and on no configuration."""
+        code = {kind: revisions.SHIPPED[kind]}
+        work = Work(
+            stage=kind,
+            kind=kind,
+            fingerprint=fingerprint(kind, kind, semantic, parents, code),
+            config={},
+            semantic=semantic,
+            parents=parents,
+            revisions=code,
+            declared=None,
+            resources=resources.of(kind, {}),
+            facts=facts,
+        )
+        return self.registry.keep(work, name)
+
+    @functools.cache  # noqa: B019 - a registry lives as long as its process
     def of_run(self, run_name: str) -> Work:
         """Identity of a run's report: its last checkpoint, its evaluations, and those of the run it began from."""
-        if run_name in self._made:
-            return self._made[run_name]
         run, work = self.registry.runs[run_name], self.registry.work(run_name)
         last = work.artefact("checkpoint", work.last_step)
         parents = [{"role": "run", **last.record(), "ref": None}]
@@ -44,24 +61,8 @@ class Reports:
                         "step": evaluation.facts["step"],
                     }
                 )
-        code = {"report": revisions.SHIPPED["report"]}
-        report = self.registry.keep(
-            Work(
-                stage="report",
-                kind="report",
-                fingerprint=fingerprint("report", "report", {}, parents, code),
-                config={},
-                semantic={},
-                parents=parents,
-                revisions=code,
-                declared=None,
-                resources=resources.of("report", {}),
-                facts={"evals": evals, "lineage": self.lineage(run_name), "step": work.last_step},
-            ),
-            run_name,
-        )
-        self._made[run_name] = report
-        return report
+        facts = {"evals": evals, "lineage": self.lineage(run_name), "step": work.last_step}
+        return self._keep("report", run_name, parents, facts, {})
 
     def fault_of_best(self, run_name: str) -> Fault | None:
         """What is missing for a choice of the best checkpoint."""
@@ -83,23 +84,8 @@ class Reports:
             evaluation = self.registry.evaluation(run.best.suite, run_name, step)
             parents.append({"role": f"step_{step}", **evaluation.artefact().record(), "ref": None})
             evals.append({"step": step, "fingerprint": evaluation.fingerprint})
-        semantic = run.best.model_dump()
-        code = {"best": revisions.SHIPPED["best"]}
-        return self.registry.keep(
-            Work(
-                stage="best",
-                kind="best",
-                fingerprint=fingerprint("best", "best", semantic, parents, code),
-                config={},
-                semantic=semantic,
-                parents=parents,
-                revisions=code,
-                declared=None,
-                resources=resources.of("best", {}),
-                facts={"evals": evals, "train": work.fingerprint},
-            ),
-            run_name,
-        )
+        facts = {"evals": evals, "train": work.fingerprint}
+        return self._keep("best", run_name, parents, facts, run.best.model_dump())
 
     @functools.cache  # noqa: B019 - a registry lives as long as its process
     def parity(self, run_name: str) -> Work:
@@ -136,14 +122,13 @@ class Reports:
             run_name,
         )
 
+    @functools.cache  # noqa: B019 - a registry lives as long as its process
     def of_grid(self, name: str) -> Work:
         """Identity of a grid's report: the last checkpoint and the evaluations of every cell.
 
         Cells whose training failed for good are named, not waited for; with `allow_missing` neither is anything else
         that is not there.
         """
-        if name in self._made:
-            return self._made[name]
         parents, cells, lost, trains = [], [], {}, ""
         for run in (run for run in self.registry.runs.values() if run.grid == name):
             assert run.cell is not None
@@ -164,25 +149,9 @@ class Reports:
                     parents.append({"role": f"{run.cell.name}.{role}", **artefact.record(), "ref": None})
             cells.append(row)
         axes = list(dict.fromkeys(key for cell in cells for key in cell["values"]))  # records sort their keys
-        code = {"grid": revisions.SHIPPED["grid"]}
+        facts = {"grid": name, "trains": trains, "axes": axes, "cells": cells, "lost": lost}
         semantic = {"cells": [[c["name"], c["values"], c["baseline"]] for c in cells], "lost": lost}
-        work = self.registry.keep(
-            Work(
-                stage="grid",
-                kind="grid",
-                fingerprint=fingerprint("grid", "grid", semantic, parents, code),
-                config={},
-                semantic=semantic,
-                parents=parents,
-                revisions=code,
-                declared=None,
-                resources=resources.of("grid", {}),
-                facts={"grid": name, "trains": trains, "axes": axes, "cells": cells, "lost": lost},
-            ),
-            name,
-        )
-        self._made[name] = work
-        return work
+        return self._keep("grid", name, parents, facts, semantic)
 
     def before(self, run_name: str) -> str | None:
         """The training whose weights a run began from, None where it began from a model that was not trained here."""

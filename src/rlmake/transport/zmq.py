@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import zmq
 from loguru import logger
 
@@ -91,7 +92,7 @@ class ZmqSender:
     def _register(self, peer: bytes, request: bytes) -> None:
         try:
             run_id, attempt, step, rank, world = decode_as(request, tuple[str, int, int, int, int])
-        except Exception:
+        except msgspec.DecodeError:
             return  # not one of ours
         if (run_id, attempt) != (self.ctx.run_id, self.ctx.attempt):
             fault = (

@@ -127,7 +127,7 @@ class VllmEngine:
             return True
         try:
             asyncio.run_coroutine_threadsafe(self._rpc("rlmake_alive"), self._loop).result(timeout)
-        except Exception:
+        except Exception:  # of vLLM's making, and of any kind: what can't answer is not alive
             return False
         return True
 
