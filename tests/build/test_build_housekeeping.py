@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlmake.cli import verbs
+from rlmake.cli.scaffold import edited
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_json
 
@@ -100,6 +101,21 @@ def test_verbs_on_a_build(project, call, tmp_path):
     call("accept", WEIGHTS, "--revoke")
     assert project.plan(WEIGHTS)["train"] == 1
 
+    # in the store, and its link is gone: found by all, or one line says what to run
+    os.rename(WEIGHTS, "outputs/t/sft/mine")
+    project.edit("t/sft.toml", "optim.lr = 2.5e-3", "optim.lr = 2e-3")
+    (line,) = [line for line in call("ls") if line.startswith("t/sft ")]
+    assert "weights (no link)" in line
+    assert "snakemake -c all " in call("ls")[-1] and call("ls")[-1].endswith(WEIGHTS)
+    assert json.loads("\n".join(call("card", WEIGHTS, "--json")))["set"]["optim.lr"] == 2e-3
+    with pytest.raises(UserError, match="not built; build it with: snakemake -c all outputs/t/rl/weights"):
+        call("card", "outputs/t/rl/weights")
+    shutil.rmtree("outputs/t/sft")
+    project.edit("t/sft.toml", "optim.lr = 2e-3", "optim.lr = 2.5e-3")
+    assert "optim.lr 0.002 → 0.0025" in call("accept", WEIGHTS, "--reason", "found without a link")[0]
+    assert project.plan(WEIGHTS) == {"publish_weights": 1}
+    call("accept", WEIGHTS, "--revoke")
+
     # how runs differ
     shutil.copy("experiments/t/sft.toml", "experiments/t/other.toml")
     project.edit("t/other.toml", "optim.lr = 2.5e-3", "optim.lr = 5e-3\nlog.level = 'debug'")
@@ -183,10 +199,11 @@ def test_budget(project, capsys):
 def test_new(project, call):
     """A file from a template or another experiment, comments kept, paths right from the new place."""
     project.write("base/reverse-text-env.toml", "")
-    call("new", "abl/deep/first", "--template", "sft", "--set", "optim.lr=5e-4")
+    ours = ["--set", "model.name=outputs/t/model/weights", "--set", "data.name=outputs/t/data/data"]
+    ours += ["--set", 'experiment.evals=["held"]']
+    call("new", "abl/deep/first", "--template", "sft", "--set", "optim.lr=5e-4", *ours, "--set", "data.batch_size=8")
     text = Path("experiments/abl/deep/first.toml").read_text()
-    Path("experiments/abl/deep/first.toml").unlink()  # its model is that of the demo, which is not here
-    assert 'extends = ["../../base/cpu.toml"]' in text and "lr = 5e-4" in text and "# packed rows a step" in text
+    assert 'extends = ["../../base/cpu.toml"]' in text and "lr = 5e-4" in text and "8                        #" in text
     call("new", "abl/deep/second", "--from", "t/rl", "--set", "trainer.optim.lr=3e-6")
     text = Path("experiments/abl/deep/second.toml").read_text()
     assert 'extends = ["../../base/cpu.toml"]' in text and "3e-6" in text
@@ -195,7 +212,58 @@ def test_new(project, call):
         (["abl/deep/second"], "there already"),
         (["t/sft/inner"], "would lie inside experiments/t/sft.toml"),
         (["a b"], "is no safe name"),
+        (["abl/suite", "--template", "suite"], "a suite lies below experiments/evals/"),
+        (["evals/x", "--template", "rl"], "lie suites only"),
+        (["evals/x", "--from", "t/rl"], "is no suite"),
+        (["abl/new/rows", "--template", "data"], "was not written.*--set source.paths.train=VALUE"),
+        (["x", "--from", "t/rl", "--set", "orchestrator.train.source.1.env.id=x"], "a list of 1, there is no 1"),
+        (["x", "--from", "t/rl", "--set", "orchestrator=3"], "is a table there"),
+        (["x", "--from", "t/rl", "--set", "max_steps.x=3"], "max_steps is no table"),
         (["x", "--from", "t/stf"], "did you mean 't/sft'"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=f"(?s){words}"):
             call("new", *argv)
+    assert not Path("experiments/abl/new").exists(), "what would stop every plan leaves nothing behind"
+    assert call("new", "rows", "--template", "data", "--set", "source.paths.train=rows.jsonl")[0].endswith("rows/data")
+
+
+GRID = """
+# of a grid
+max_steps = 5  # few
+trainer.optim.lr = 1e-5
+
+[orchestrator.train]
+group_size = 4
+
+[[orchestrator.train.source]]
+env.id = "a"  # the first
+
+[[orchestrator.train.source]]
+env.id = "b"
+
+[experiment.grid]
+"trainer.optim.lr" = [1e-5, 3e-5]
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "old", "new"),
+    [
+        ("max_steps=7", "max_steps = 5  # few", "max_steps = 7  # few"),
+        ("trainer.optim.lr=3e-5", "trainer.optim.lr = 1e-5", "trainer.optim.lr = 3e-5"),
+        ("trainer.loss.type=ppo", "lr = 1e-5\n", 'lr = 1e-5\ntrainer.loss.type = "ppo"\n'),
+        ("orchestrator.batch-size=8", "lr = 1e-5\n", "lr = 1e-5\norchestrator.batch_size = 8\n"),
+        ("orchestrator.train.num=1", "group_size = 4\n", "group_size = 4\nnum = 1\n"),
+        ("orchestrator.train.source.0.env.id=c", 'env.id = "a"', 'env.id = "c"'),
+        ("orchestrator.train.source.1.ratio=2", 'env.id = "b"\n', 'env.id = "b"\nratio = 2\n'),
+        ("experiment.grid.trainer.optim.lr=[1e-4]", "[1e-5, 3e-5]", "[1e-4]"),
+        ("experiment.manual=true", "3e-5]\n", "3e-5]\n"),
+    ],
+)
+def test_a_key_is_set_where_it_belongs(setting, old, new):
+    """All other lines stay as they are, blank ones too; the text says afterwards just what was asked for."""
+    assert GRID.count(old) == 1
+    if setting.startswith("experiment.manual"):  # `[experiment]` has no header of its own
+        assert edited(GRID, setting) == GRID.replace("lr = 1e-5\n", "lr = 1e-5\nexperiment.manual = true\n")
+    else:
+        assert edited(GRID, setting) == GRID.replace(old, new)

@@ -1,6 +1,7 @@
 """Files and folders that are not what they should be: one line, wherever they are met."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -152,3 +153,43 @@ def test_a_file_that_built_data_does_not_have(project):
         project.write("t/rl.toml", text.replace("data/trian.jsonl", f"data/{there}"))
         assert "t/rl" in Registry.load().runs
         project.write("t/rl.toml", text)
+
+
+def test_a_misspelt_axis_is_said_once(project):
+    """Not once per cell; what only follows from it is not said at all."""
+    text = (project.root / "experiments/t/sft.toml").read_text()
+    grid = '[experiment.grid]\n"optm.lr" = [1e-5, 3e-5]\nseed = [0, 1]\n'
+    project.write("t/sft.toml", f"{text}{grid}")
+    (line,) = project.refused("all")
+    assert line.endswith("t/sft.toml: optm: unknown key; did you mean 'optim'? (in every cell)")
+    project.write("t/sft.toml", text + "[experiment.grid]\nmax_steps = [4, 0, -1]\n")
+    assert [line.rpartition(" (")[2] for line in project.refused("all")] == ["cell max_steps=0)", "cell max_steps=-1)"]
+    project.write("t/sft.toml", text)
+    project.edit("evals/held.toml", "renderer.name", "renderer.nam")
+    assert len(project.refused("all")) == 1
+
+
+def test_a_fragment_that_cannot_be_read_is_named_once(project):
+    """It is extended from two folders by two spellings."""
+    project.write("top.toml", (project.root / "experiments/t/sft.toml").read_text().replace("../base", "base"))
+    project.write("base/cpu.toml", "a = [")
+    (line,) = project.refused("all")
+    assert line.startswith("error: experiments/base/cpu.toml: not readable as TOML")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("outputs/t/grid", "is a grid; ask for outputs/t/grid/report.html, outputs/t/grid/results.csv"),
+        ("t/grid", "is a grid; ask for outputs/t/grid/report.html"),
+        ("outputs/t/sft/", "is a run (sft); ask for a target of it, outputs/t/sft/ and one of weights, weights-FP8"),
+        ("outputs/t/data", "is a run (data); ask for a target of it, outputs/t/data/ and one of data"),
+        ("outputs/t/grid/seed=7", "no cell 'seed=7'; did you mean 'seed="),
+        ("outputs/t/grid/weights", "a grid yields report.html"),
+    ],
+)
+def test_a_whole_run_or_grid_is_told_what_to_ask_for(project, path, said):
+    text = (project.root / "experiments/t/sft.toml").read_text()
+    project.write("t/grid.toml", f"{text}[experiment.grid]\nseed = [0, 1]\n")
+    with pytest.raises(UserError, match=re.escape(said)):
+        verbs.load("why")([path])

@@ -49,7 +49,7 @@ def test_damage_is_named():
     assert "w: content differs" in store.faults(artefact, manifest, hashes=True)[0]
     (artefact.path / "w").write_bytes(b"1")
     assert store.faults(artefact, manifest) == [f"{artefact.path}/w: 1 bytes, expected 8"]
-    assert store.finished(artefact) is None
+    assert not store.finished(artefact)
     (artefact.path / "w").unlink()
     assert store.faults(artefact, manifest) == [f"{artefact.path}/w: missing"]
 

@@ -199,7 +199,7 @@ def test_extends_is_relative_ordered_and_not_inherited(write):
     )
     composed = compose(["deep/sub/run.toml"])
     assert composed == {"max_steps": 2, "output_dir": "one", "ckpt": {"interval": 4, "keep_last": 1}}
-    assert composed.origin(["max_steps"]) == "deep/sub/../two.toml"
+    assert composed.origin(["max_steps"]) == "deep/two.toml"
     assert rl("@", "base.toml", "@", "deep/sub/run.toml").max_steps == 2
 
 

@@ -238,7 +238,7 @@ def test_a_file_that_built_data_does_not_have(tmp_path, monkeypatch):
     make(tmp_path / "outputs/t/data/data/train.jsonl")
     for name, said in (
         ("outputs/t/data/data/nope.jsonl", "{}: no such file in outputs/t/data/data"),
-        ("outputs/u/data/nope.jsonl", "{} is not built yet; build it with: snakemake -c all outputs/u/data"),
+        ("outputs/u/data/nope.jsonl", "{} is not there; build it, or link what is in the store, with: snakemake -c all outputs/u/data"),
     ):
         config = parse(SFTConfig, {**raw_sft(tmp_path), "data": {"name": name, "batch_size": 8}})
         with pytest.raises(ConfigError) as refused:
@@ -300,3 +300,32 @@ def test_a_direct_run_takes_no_place_of_the_build(tmp_path, monkeypatch, name, m
         direct.check_name(EvalConfig.model_construct(run=RunConfig(name=name), output_dir="outputs"))
     assert str(refused.value).startswith(message)
     direct.check_name(EvalConfig.model_construct(run=RunConfig(name="mine"), output_dir="outputs"))
+
+
+def test_clean_and_resume_exclude_each_other(tmp_path, monkeypatch):
+    """`--clean` would delete what `--resume` goes on from; a fork of another run is no such case."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "outputs" / "x"
+    make(run / "run.json", "{}")
+    kept = make(run / "checkpoints" / "step_5" / "COMPLETE", "{}")
+    base = {"model": {"name": str(tmp_path)}, "run": {"name": "x"}, "clean": True, "renderer": {"name": "qwen3"}, "data": {"name": str(tmp_path)}}
+    for resume in ({}, {"dir": "outputs/x/checkpoints/step_5"}):
+        cfg = parse(SFTConfig, {**base, "deployment": {"num_train_gpus": 0}, "resume": resume})
+        with pytest.raises(ConfigError, match="resume: --clean would delete what is to be resumed from"):
+            direct.launch("sft", cfg, ["sft"], [])
+        assert kept.is_file()
+
+
+def test_a_start_that_fails_leaves_no_folders(tmp_path):
+    run = tmp_path / "outputs" / "a" / "b"
+    with pytest.raises(UserError), rundir.made(run):
+        assert run.is_dir()
+        raise UserError("no")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError), rundir.made(run):
+        make(run / "logs" / "trainer.log")
+        raise UserError("later")
+    assert (run / "logs" / "trainer.log").is_file()
+    with pytest.raises(UserError), rundir.made(run.parent / "c"):
+        raise UserError("no")
+    assert run.is_dir() and not (run.parent / "c").exists()

@@ -40,7 +40,7 @@ POINTING = {
 def _missing(artefact: store.Artefact, inside: str) -> str | None:
     """Why there is no `inside` in an artefact that is built, by its manifest; None where there is, or nobody knows."""
     try:
-        there = [row["path"] for row in store.read_manifest(artefact.done_path)["files"]]
+        there = [row["path"] for row in store.read_brief(artefact.done_path)["files"]]
     except UserError:
         return None
     if any(path == inside or path.startswith(f"{inside}/") for path in there):
@@ -166,7 +166,10 @@ class Edges:
             self.broken = True
             return value
         except UserError as error:
-            self._fault(key, str(error), value)
+            if self.registry.experiments.is_broken(value.removeprefix(f"{names.OUTPUTS}/")):
+                self.broken = True
+            else:
+                self._fault(key, str(error), value)
             return value
         if all(parent["ref"] != target.path for parent in self.parents):
             self.parents.append({"role": key, **artefact.record(), "ref": target.path})

@@ -144,7 +144,7 @@ def _seconds_per_step(folder: Path) -> float | None:
 
 def _manifest(artefact: Artefact) -> dict[str, Any] | None:
     try:
-        return store.read_manifest(artefact.done_path)
+        return store.read_brief(artefact.done_path)
     except UserError:
         return None
 

@@ -79,6 +79,13 @@ class Experiments:
     configs: dict[str, Any] = field(default_factory=dict)
     suites: dict[str, Suite] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)  # runs, grids and suites (`evals/<suite>`) whose file has a fault
+
+    def is_broken(self, name: str) -> bool:
+        """Whether `name`, or what it lies in, is declared by a file that has a fault of its own: of what else refers to
+        it nothing is to be said."""
+        parts = name.split("/")
+        return any("/".join(parts[:length]) in self.broken for length in range(1, len(parts) + 1))
 
 
 def load() -> Experiments:
@@ -100,6 +107,7 @@ def load() -> Experiments:
                 _load_runs(file, found, fragments)
         except ConfigError as error:
             found.faults += error.faults
+            found.broken.add(file.relative_to(FOLDER).with_suffix("").as_posix())
     for outer, inner in names.nested(found.runs):
         found.faults.append(
             Fault(
@@ -111,7 +119,7 @@ def load() -> Experiments:
     for run in found.runs.values():
         named = [("experiment.evals", suite) for suite in run.evals]
         for key, suite in [*named, *([("experiment.best.suite", run.best.suite)] if run.best else [])]:
-            if suite not in found.suites:
+            if suite not in found.suites and not found.is_broken(f"evals/{suite}"):
                 hint = nearest(suite, found.suites)
                 found.faults.append(Fault(f"there is no suite {SUITES}/{suite}.toml{hint}", key=key, file=run.file))
     found.faults = list(dict.fromkeys(found.faults))
@@ -180,11 +188,26 @@ def _load_runs(file: Path, found: Experiments, fragments: dict[str, Composed]) -
     if table.grid is None:
         add(name, raw)
         return
-    for cell in expand(table.grid, file, found.faults):
+    refused: dict[Fault, list[str]] = {}
+    cells = expand(table.grid, file, found.faults)
+    for cell in cells:
         values = raw.copy()
         try:
             for key, value in cell.values.items():
                 schema.set_key(values, key, value, str(file))
             add(f"{name}/{cell.name}", values, cell)
         except ConfigError as error:
-            found.faults += [Fault(f"{one.message} (cell {cell.name})", one.key, one.file) for one in error.faults]
+            for fault in error.faults:
+                refused.setdefault(fault, []).append(cell.name)
+    if refused or not cells:
+        found.broken.add(name)
+    for fault, where in refused.items():
+        found.faults.append(Fault(f"{fault.message} ({_cells(where, len(cells))})", fault.key, fault.file))
+
+
+def _cells(names: list[str], count: int) -> str:
+    """The cells that a fault is about: a misspelt axis is wrong in all of them, and said once."""
+    if len(names) == count > 1:
+        return "in every cell"
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"cell {names[0]}{more}"

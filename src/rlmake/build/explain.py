@@ -170,6 +170,15 @@ def last_build(run: str, work: Work) -> dict[str, Any] | None:
     return None
 
 
+def last_stored(run: str, work: Work) -> dict[str, Any] | None:
+    """The specification of the latest finished build of a run in the store, published or not; for one whose link is
+    gone. None when there is none."""
+    there = {one.fingerprint for one in store.stored(f"{work.stage}-")}
+    specs = [store.read_spec(work.stage, one) for one in sorted(there) if store.spec_path(work.stage, one).is_file()]
+    same = [spec for spec in specs if run in spec.get("runs", ()) and spec.get("suite") == work.facts.get("suite")]
+    return max(same, key=lambda spec: spec["planned_at"], default=None)
+
+
 def published_unit(link: Path) -> tuple[str, str] | None:
     """`(stage, fingerprint)` of what a link into the store points to, the build's or a user's own (absolute, or a link
     to a link); None when it is none."""

@@ -137,13 +137,11 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) 
         if run in grids:
             if (rest := "/".join(parts[stop:])) in GRID_FILES:
                 return Target(run, "grid", rest=rest)
+            if "=" in parts[stop]:
+                return _no_cell(path, run, parts[stop], runs)
             return f"{path}: no target; a grid yields {', '.join(GRID_FILES)}, and each of its cells what a run yields"
         if (grid := run.rpartition("/")[0]) in grids:
-            cells = [name.removeprefix(f"{grid}/") for name in runs if name.startswith(f"{grid}/")]
-            cell = parts[stop - 1]
-            same = next((one for one in cells if alike(one, cell)), None)
-            hint = f"; that is written '{same}' there" if same else nearest(cell, cells)
-            return f"{path}: the grid experiments/{grid}.toml has no cell '{cell}'{hint}"
+            return _no_cell(path, grid, parts[stop - 1], runs)
         return f"{path}: there is no experiments/{run}.toml that declares a run{nearest(run, [*runs, *grids])}"
     leaf = "/".join(parts[split:])
     for kind, pattern in _LEAVES:
@@ -153,3 +151,10 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) 
             return Target("/".join(parts[1:split]), kind, step, found.get("suite"), found.get("rest") or "")
     all_leaves = sorted({leaf for leaves in ARTEFACTS.values() for leaf in leaves})
     return f"{path}: no target; a run yields {', '.join(all_leaves)}"
+
+
+def _no_cell(path: str, grid: str, cell: str, runs: Collection[str]) -> str:
+    cells = [name.removeprefix(f"{grid}/") for name in runs if name.startswith(f"{grid}/")]
+    same = next((one for one in cells if alike(one, cell)), None)
+    hint = f"; that is written '{same}' there" if same else nearest(cell, cells) or f"; one is called '{cells[0]}'"
+    return f"{path}: the grid experiments/{grid}.toml has no cell '{cell}'{hint}"

@@ -152,7 +152,7 @@ class _Walk:
         if not os.path.isfile(artefact.output):
             return None
         try:
-            return store.faults(artefact, store.read_manifest(artefact.manifest_path))
+            return store.faults(artefact, store.read_brief(artefact.output))
         except UserError as error:
             return [str(error)]
 
@@ -210,13 +210,21 @@ def jobs(registry: Registry, found: Needs) -> list[PlannedJob]:
         if output not in made:
             artefact = artefact if output == artefact.output else found.last(artefact)
             made[output] = PlannedJob(rule_of(artefact), output, artefact)
-    links = []
-    for target in found.targets:
-        link, artefact = target.path, registry.artefact(target)
-        there = os.path.isfile(artefact.output) and publish.points(link, registry.place(target))
-        if not there or not os.path.exists(link):  # a link to a file that was lost counts as missing
-            links.append(PlannedJob(publishing_rule(target), link, artefact, target))
+    links = [
+        PlannedJob(publishing_rule(target), target.path, found.links[target.path], target)
+        for target in unpublished(registry, found)
+    ]
     return [*_in_order(registry, list(made.values())), *dict.fromkeys(links)]
+
+
+def unpublished(registry: Registry, found: Needs) -> list[Target]:
+    """The targets whose link is to be made."""
+    targets = []
+    for target in found.targets:
+        there = os.path.isfile(found.links[target.path].output) and publish.points(target.path, registry.place(target))
+        if not there or not os.path.exists(target.path):  # a link to a file that was lost counts as missing
+            targets.append(target)
+    return targets
 
 
 def _in_order(registry: Registry, planned: list[PlannedJob]) -> list[PlannedJob]:

@@ -159,7 +159,7 @@ class Registry:
     def _target(self, path: str) -> Target:
         target = names.parse_target(path, self.runs, self.grids)
         if isinstance(target, str):
-            raise UserError(target)
+            raise UserError(self._whole(path) or target)
         if target.kind == "grid":
             return target
         run = self.runs[target.run]
@@ -181,6 +181,19 @@ class Registry:
         if target.step is not None:
             self._check_step(path, self.work(target.run), target.step)
         return target
+
+    def _whole(self, path: str) -> str | None:
+        """What to ask for instead of a whole run or grid, where `path` is one."""
+        name = path.removeprefix(f"{names.OUTPUTS}/").rstrip("/")
+        if name in self.grids:
+            return (
+                f"{path}: is a grid; ask for {', '.join(f'{names.OUTPUTS}/{name}/{leaf}' for leaf in names.GRID_FILES)}"
+            )
+        if name in self.runs:
+            run = self.runs[name]
+            leaves = ", ".join(names.ARTEFACTS[run.stage])
+            return f"{path}: is a run ({run.kind}); ask for a target of it, {names.OUTPUTS}/{name}/ and one of {leaves}"
+        return None
 
     def _check_step(self, path: str, work: Work, step: int) -> None:
         assert work.last_step is not None
@@ -263,7 +276,7 @@ class Registry:
             return None
         if artefact not in self._failures:
             found = None
-            if store.finished(artefact) is None:
+            if not store.finished(artefact):
                 if artefact.stage == "train" and (noted := failure.read(artefact.folder)):
                     found = (self.works[artefact.stage, artefact.fingerprint].facts["runs"][0], failure.describe(noted))
                 for parent in self.parents(artefact) if not found else ():

@@ -143,7 +143,7 @@ class Reports:
                 wanted.append((suite, evaluation.artefact()))
                 row["evals"].append({"suite": suite, "fingerprint": evaluation.fingerprint})
             for role, artefact in wanted:
-                if failed or (self.registry.allow_missing and store.finished(artefact) is None):
+                if failed or (self.registry.allow_missing and not store.finished(artefact)):
                     lost.setdefault(run.cell.name, f"{failed[0]} {failed[1]}" if failed else "not built")
                 else:
                     parents.append({"role": f"{run.cell.name}.{role}", **artefact.record(), "ref": None})

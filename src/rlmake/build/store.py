@@ -31,6 +31,8 @@ KIND_OF_STAGE = {  # of every stage but a training's, which has several
 LEAF = {  # where an artefact lies in its directory
     "data": "data", "weights": "weights", "eval": "", "parity": "report.json", "report": "report.html", "grid": "",
 }  # fmt: skip
+BRIEF = ("files", "parents", "origin", "seconds", "gpu_hours", "ended")
+_briefs: dict[tuple[int, int, int, int], dict[str, Any]] = {}  # by what a manifest's file is: device, inode, time, size
 STAGES = ("data", "model", "train", "eval", "parity", "best", "report", "grid")
 
 
@@ -128,13 +130,29 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return record
 
 
+def read_brief(path: Path | str) -> dict[str, Any]:
+    """What a plan asks of a manifest (`BRIEF`), read once while the file is the same, by whichever of its two names.
+
+    Raises `UserError`.
+    """
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return read_manifest(Path(path))  # says what is wrong
+    key = (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    if key not in _briefs:
+        manifest = read_manifest(Path(path))
+        _briefs[key] = {name: manifest.get(name) for name in BRIEF}
+    return _briefs[key]
+
+
 def faults(artefact: Artefact, manifest: dict[str, Any], hashes: bool = False) -> list[str]:
     """What is wrong with the files that a manifest names, one line each; empty when all is well."""
-    found = []
+    found, root = [], str(artefact.root)
     for entry in manifest["files"]:
-        path = artefact.root / entry["path"]
+        path = f"{root}/{entry['path']}"
         try:
-            size = path.stat().st_size
+            size = os.stat(path).st_size
         except OSError:
             found.append(f"{path}: missing")
             continue
@@ -145,15 +163,14 @@ def faults(artefact: Artefact, manifest: dict[str, Any], hashes: bool = False) -
     return found
 
 
-def finished(artefact: Artefact) -> dict[str, Any] | None:
-    """The manifest of an artefact that is done and whose files have their sizes, from its undeclared truth."""
-    if not os.path.isdir(artefact.folder):  # most of a plan: not worth an error's message
-        return None
+def finished(artefact: Artefact) -> bool:
+    """Whether an artefact is done, by its undeclared truth, and its files have their sizes."""
+    if not os.path.isfile(artefact.done_path):  # most of a plan: not worth an error's message
+        return False
     try:
-        manifest = read_manifest(artefact.done_path)
+        return not faults(artefact, read_brief(artefact.done_path))
     except UserError:
-        return None
-    return None if faults(artefact, manifest) else manifest
+        return False
 
 
 def declare(artefact: Artefact) -> None:

@@ -51,7 +51,7 @@ def artefact_of(job: Any) -> Artefact:
 
 def finished(artefact: Artefact) -> bool:
     """Whether the work is done; its manifest is then declared once more, Snakemake deletes it before each job."""
-    if store.finished(artefact) is None:
+    if not store.finished(artefact):
         return False
     store.declare(artefact)
     return True

@@ -150,7 +150,7 @@ class Driver(Jobs):
     def __init__(self, workflow: Any, options: Options):
         self.workflow, self.options = workflow, options
         self.registry = Registry.load(retry=options.retry_failed, allow_missing=options.allow_missing)
-        self.all = plan.targets_of_all(self.registry)
+        self.declared = self.left = plan.targets_of_all(self.registry)
         self.needs = plan.Needs()
         self.targets: dict[str, Target] = {}
         _when_settled(workflow, lambda settings: or_leave(lambda: self._settle(settings)))
@@ -161,10 +161,12 @@ class Driver(Jobs):
         whole = not asked or "all" in asked
         rules = {rule.name for rule in self.workflow.rules}
         paths = [path for path in asked if path not in rules and not path.startswith(f"{store.STORE}/")]
-        self.needs = plan.needs(self.registry, [*(self.all if whole else []), *paths], everything=whole)
+        self.needs = plan.needs(self.registry, [*(self.declared if whole else []), *paths], everything=whole)
         self.targets = {target.path: target for target in self.needs.targets}
         if whole:
-            self.all[:] = list(self.targets)
+            self.declared = self.left = list(self.targets)
+            if not (settings.forceall or settings.forcerun or settings.forcetargets):
+                self.left = self._left()
         for line in plan.notes(self.needs):
             print(line, file=sys.stderr)
         self._ask()
@@ -172,6 +174,22 @@ class Driver(Jobs):
             explain.check_budget(explain.document(self.registry, self.needs), self.options.budget_gpu_hours)
         self._count_gpus()
         settings.forcerun = {*settings.forcerun, *self.needs.stale}
+
+    @property
+    def all(self) -> list[str]:  # type: ignore[override]
+        """What the rule `all` waits for. Where jobs are to run, or only listed, that is what is not there: Snakemake
+        spends a millisecond on each. Its reports and summaries get all of it."""
+        return self.declared if self.workflow.execution_settings is None else self.left
+
+    def _left(self) -> list[str]:
+        """Targets for which something is to be done; at least one: a rule without inputs would always run."""
+        links = {target.path for target in plan.unpublished(self.registry, self.needs)}
+        found = [
+            path
+            for path, artefact in self.needs.links.items()
+            if path in links or path in self.needs.stale or artefact in self.needs.missing
+        ]
+        return found or self.declared[:1]
 
     def _ask(self) -> None:
         """Where nothing but a default in the code has changed, the user says what is to be done, before it is done."""

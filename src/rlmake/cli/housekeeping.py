@@ -37,7 +37,7 @@ def accept(argv: list[str]) -> int:
     if not args.reason or not args.reason.strip():
         raise UserError("--reason is needed: say why the two are equivalent")
     run = work.facts["runs"][0]
-    before = explain.last_build(run, work)
+    before = explain.last_build(run, work) or explain.last_stored(run, work)
     if before is None:
         raise UserError(f"{args.target}: there is no earlier build to accept")
     if before["fingerprint"] == work.fingerprint:
@@ -146,7 +146,7 @@ def _unit(path: str) -> tuple[str, str]:
         raise UserError(f"{path}: no such work in the store")
     registry = Registry.load()
     artefact = registry.artefact(registry.target(path))
-    if store.finished(artefact) is None:
+    if not store.finished(artefact):
         raise UserError(f"{path}: not built, there is nothing to pin")
     return artefact.stage, artefact.fingerprint
 

@@ -1,22 +1,19 @@
-"""`rlmake card`, `diff`, `new`: what is known of a result, how two runs differ, and a file to begin with."""
+"""`rlmake card`, `diff`: what is known of a result, and how two runs differ."""
 
 import argparse
 import json
 import os
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rlmake.build import card as cards
 from rlmake.build import explain, names, store
-from rlmake.build.experiments import FOLDER, SUITES
+from rlmake.build.experiments import FOLDER
 from rlmake.build.fingerprint import leaves
 from rlmake.build.registry import Registry
 from rlmake.build.work import Work
 from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import canonical, read_json
-
-TEMPLATES = ("rl", "sft", "data", "suite")
 
 
 def card(argv: list[str]) -> int:
@@ -25,7 +22,7 @@ def card(argv: list[str]) -> int:
     parser.add_argument("path", type=Path)
     parser.add_argument("--json", action="store_true", help="print the whole record")
     args = parser.parse_args(argv)
-    record = cards.find(args.path)
+    record = cards.find(_there(args.path))
     if args.json:
         print(json.dumps(record, indent=1, ensure_ascii=False))
         return 0
@@ -53,6 +50,17 @@ def card(argv: list[str]) -> int:
     for key, value in rows:
         print(f"{key:<10} {value}")
     return 0
+
+
+def _there(path: Path) -> Path:
+    """The path, or the place in the store of a target whose link is not there."""
+    if os.path.lexists(path) or not FOLDER.is_dir():
+        return path
+    registry = Registry.load()
+    artefact = registry.artefact(registry.target(path.as_posix()))
+    if not store.finished(artefact):
+        raise UserError(f"{path}: not built; build it with: snakemake -c all {path}")
+    return artefact.path
 
 
 def _at(row: dict[str, Any]) -> str:
@@ -141,84 +149,3 @@ def _mean(reward: dict[str, Any]) -> str:
         if reward["mean"] is None
         else f"{reward['mean']:.3f}" + (f" ({span[0]:.3f} to {span[1]:.3f})" if span else "")
     )
-
-
-def new(argv: list[str]) -> int:
-    """Write an experiment file to begin with: from a template, or from another experiment with its comments."""
-    parser = argparse.ArgumentParser(prog="rlmake new", description=new.__doc__)
-    parser.add_argument("name", help="the run's name: experiments/<name>.toml; a suite's: evals/<name>")
-    parser.add_argument("--template", choices=TEMPLATES, help="what to begin with (default: rl; suite below evals/)")
-    parser.add_argument("--from", dest="source", metavar="RUN", help="an experiment to copy instead")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key; VALUE as in TOML"
-    )
-    args = parser.parse_args(argv)
-    name = args.name.removesuffix(".toml").removeprefix(f"{FOLDER}/")
-    file = FOLDER / f"{name}.toml"
-    suite = file.is_relative_to(SUITES)
-    if fault := names.fault_of_run(name.removeprefix("evals/") if suite else name):
-        raise UserError(f"{args.name}: {fault}")
-    if file.exists():
-        raise UserError(f"{file}: there already")
-    for parent in list(file.relative_to(FOLDER).parents)[:-1]:
-        if (outer := FOLDER / parent.with_name(f"{parent.name}.toml")).is_file():
-            raise UserError(f"{args.name}: would lie inside {outer}, which is an experiment itself")
-    if args.source and args.template:
-        raise UserError("give either --from or --template")
-    text = _copied(args.source, file) if args.source else _template(args.template or ("suite" if suite else "rl"), file)
-    text = _edited(text, args.set)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
-    print(f"{file}: written; look at it, then: rlmake plan outputs/{name}/…" if not suite else f"{file}: written")
-    return 0
-
-
-def _template(template: str, file: Path) -> str:
-    text = resources.files("rlmake.cli").joinpath("templates", f"{template}.toml").read_text(encoding="utf-8")
-    return text.replace("{base}", f"{os.path.relpath(FOLDER / 'base', file.parent)}/")
-
-
-def _copied(source: str, file: Path) -> str:
-    """Another experiment's text; what it extends is named from the new place."""
-    import tomlkit
-
-    origin = FOLDER / f"{source.removesuffix('.toml').removeprefix(f'{FOLDER}/')}.toml"
-    if not origin.is_file():
-        known = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")]
-        raise UserError(f"{origin}: no such file{nearest(source, known)}")
-    document = tomlkit.parse(origin.read_text(encoding="utf-8-sig"))
-    table = document.get("experiment", {})
-    extends = table.get("extends")
-    if isinstance(extends, str):
-        table["extends"] = os.path.relpath(origin.parent / extends, file.parent)
-    elif extends is not None:
-        for index, one in enumerate(extends):
-            extends[index] = os.path.relpath(origin.parent / one, file.parent)
-    return tomlkit.dumps(document)
-
-
-def _edited(text: str, settings: list[str]) -> str:
-    """Keys set in a TOML text, comments kept."""
-    import tomlkit
-
-    if not settings:
-        return text
-    document = tomlkit.parse(text)
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key.strip():
-            raise UserError(f"--set {setting}: expected KEY=VALUE")
-        try:
-            item = tomlkit.parse(f"x = {value}")["x"]
-        except tomlkit.exceptions.TOMLKitError:
-            item = tomlkit.item(value)  # a text without its quotes
-        node: Any = document
-        *parents, last = key.strip().replace("-", "_").split(".")
-        for part in parents:
-            if part not in node:
-                node[part] = tomlkit.table(is_super_table=True) if node is document else tomlkit.table()
-            node = node[part]
-            if not hasattr(node, "keys"):
-                raise UserError(f"--set {key.strip()}: {part} is no table there")
-        node[last] = item
-    return tomlkit.dumps(document)

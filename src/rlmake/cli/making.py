@@ -31,7 +31,7 @@ def once(
         store.declare(artefact)
         return
     folder = lease_in or artefact.folder
-    with held(folder, lambda: store.finished(artefact) is not None) as lease:
+    with held(folder, lambda: store.finished(artefact)) as lease:
         if lease is None or store.finished(artefact):
             store.declare(artefact)
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import explain, store
+from rlmake.build import explain, publish, store
 from rlmake.build import plan as build_plan
 from rlmake.build.names import OUTPUTS
 from rlmake.build.registry import Registry
@@ -70,10 +70,15 @@ def ls(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="rlmake ls", description=ls.__doc__)
     parser.parse_args(argv)
     registry = Registry.load()
+    unlinked: list[str] = []
     for run in registry.runs.values():
         work = registry.work(run.name)
         steps = f"{work.last_step} steps" if work.last_step else ""
-        print(f"{run.name:<32} {run.kind:<6} {steps:<12} {work.stage}-{work.fingerprint}  {_state(registry, run.name)}")
+        state = _state(registry, run.name, unlinked)
+        print(f"{run.name:<32} {run.kind:<6} {steps:<12} {work.stage}-{work.fingerprint}  {state}")
+    if unlinked:
+        rest = f" and {len(unlinked) - SHOWN_LINKS} more" if len(unlinked) > SHOWN_LINKS else ""
+        print(f"in the store without a link; this makes it: snakemake -c all {' '.join(unlinked[:SHOWN_LINKS])}{rest}")
     return 0
 
 
@@ -168,9 +173,8 @@ def _because(row: dict[str, Any]) -> str:
     return "; ".join(str(explain.Change(**change)) for change in row["changes"])
 
 
-def _state(registry: Any, name: str) -> str:
-    from rlmake.build import publish
-
+def _state(registry: Registry, name: str, unlinked: list[str]) -> str:
+    """What there is of a run; targets that only lack their link are added to `unlinked`."""
     found = []
     for path in (path for path in build_plan.targets_of_all(registry) if path.startswith(f"{OUTPUTS}/{name}/")):
         target = registry.target(path)
@@ -180,6 +184,9 @@ def _state(registry: Any, name: str) -> str:
         link = Path(path)
         if publish.points(link, artefact.path) and store.finished(artefact):
             found.append(leaf)
+        elif store.finished(artefact):
+            found.append(f"{leaf} (no link)")
+            unlinked.append(path)
         elif failed := registry.failure(artefact):
             found.append(f"{leaf} ({' '.join(failed)})")
         elif link.is_symlink():

@@ -15,7 +15,7 @@ HOME = {
     "inspect-data": "rlmake.cli.inspect",
     "card": "rlmake.cli.lookup",
     "diff": "rlmake.cli.lookup",
-    "new": "rlmake.cli.lookup",
+    "new": "rlmake.cli.scaffold",
     "accept": "rlmake.cli.housekeeping",
     "adopt": "rlmake.cli.housekeeping",
     "gc": "rlmake.cli.housekeeping",

@@ -163,6 +163,8 @@ def _options(expected: str) -> str:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, date | time):  # TOML's own
+        return value.isoformat()
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
 

@@ -215,7 +215,7 @@ def load_layer(
         raise ConfigError(Fault("expected a file or a list of files", "experiment.extends", path))
     composed = Composed()
     for item in extends:
-        below = str(Path(os.path.dirname(path), item))
+        below = _place(os.path.join(os.path.dirname(path), item))
         if below not in fragments:
             if not os.path.isfile(below):
                 raise ConfigError(Fault(f"no such file: {item} ({below})", "experiment.extends", path))
@@ -223,6 +223,15 @@ def load_layer(
         overlay(composed, fragments[below], below)
     overlay(composed, data, path)
     return composed, experiment
+
+
+def _place(path: str) -> str:
+    """A path without detours (`t/../base`), where that is the same file: a folder in it may be a link."""
+    short = os.path.normpath(path)
+    try:
+        return short if short == path or os.path.samefile(short, path) else path
+    except OSError:
+        return path if os.path.lexists(path) else short
 
 
 def compose(files: Iterable[Path | str]) -> Composed:
@@ -243,7 +252,7 @@ def line_of(file: str | None, path: Iterable[str]) -> int | None:
     except (OSError, UnicodeDecodeError):
         return None
     wanted = tuple(str(part) for part in path)
-    keys = _keys_by_line(lines)
+    keys = keys_by_line(lines)
     lengths = {number: len(key) for number, key in keys if key == wanted[: len(key)]}
     if lengths:
         return max(lengths, key=lambda number: (lengths[number], -number))
@@ -252,7 +261,7 @@ def line_of(file: str | None, path: Iterable[str]) -> int | None:
     return next((number for tail in tails for number, key in keys if key == tail), None)
 
 
-def _keys_by_line(lines: list[str]) -> list[tuple[int, tuple[str, ...]]]:
+def keys_by_line(lines: list[str]) -> list[tuple[int, tuple[str, ...]]]:
     """`(line number, path of keys)` of every table header and every `key = …` of a TOML file."""
     found, table = [], ()
     counts: dict[tuple[str, ...], int] = {}

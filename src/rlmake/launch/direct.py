@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 
@@ -39,6 +40,8 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
     if continues and not (cfg.run.name or cfg.run.dir):
         raise ConfigError(Fault("needs the run to go on with: give its run.name", "resume"))
     if cfg.clean:
+        if resume is not None and (continues or Path(resume.dir).resolve().is_relative_to(run_dir.resolve())):
+            raise ConfigError(Fault("--clean would delete what is to be resumed from; give one of the two", "resume"))
         rundir.check_clean(run_dir, Path(cfg.output_dir), checkpoints)
     else:
         rundir.check_free(run_dir, checkpoints, resume=continues or again)
@@ -55,17 +58,30 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
     if cfg.clean and not cfg.dry_run:
         rundir.clean(run_dir, Path(cfg.output_dir), checkpoints)
         rundir.check_free(run_dir, checkpoints, resume=continues)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    with rundir.made(run_dir):
+        _start(kind, cfg, run_dir, name, argv, files, options, "auto" if again else resume)
+
+
+def _start(
+    kind: str,
+    cfg: DirectConfig,
+    run_dir: Path,
+    name: str,
+    argv: Sequence[str],
+    files: Sequence[Path],
+    options: list[str] | None,
+    resume: Any,
+) -> None:
+    """Submit the run (with `options` of sbatch), or carry it out here."""
     if cfg.dashboard and not cfg.dry_run and sys.stdout.isatty():
         show_dashboard(Path(cfg.output_dir))
     if options is not None:
         attempt = allocate(run_dir)
         record(attempt, kind, argv, files)
         door.submit(kind, cfg, run_dir, name, attempt, options, dry_run=cfg.dry_run)
-    elif training:
-        given = {"resume": "auto" if again else resume, "fingerprint": None, "run_name": name}
+    elif not isinstance(cfg, EvalConfig):
         with continued():
-            train.run(kind, cfg, run_dir, argv=argv, files=files, **given)
+            train.run(kind, cfg, run_dir, argv=argv, files=files, resume=resume, fingerprint=None, run_name=name)
     else:
         evaluate.run(cfg, None, run_dir, identity={"run": name}, argv=argv, files=files)
 

@@ -28,7 +28,7 @@ def _not_there(value: str) -> str:
     target = _target_of(value)
     if target != value and Path(target).exists():
         return f"{value}: no such file in {target}"
-    return f"{value} is not built yet; build it with: snakemake -c all {target}"
+    return f"{value} is not there; build it, or link what is in the store, with: snakemake -c all {target}"
 
 
 def _target_of(value: str) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -123,6 +124,21 @@ def check_idle(run_dir: Path) -> None:
     if path.is_file():
         with open(path, "a+") as file:
             _lock(file, run_dir)
+
+
+@contextlib.contextmanager
+def made(run_dir: Path) -> Iterator[None]:
+    """The run directory, made if absent; a start that fails and leaves nothing in it takes away the folders it made."""
+    absent = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # something is in it
+            for folder in absent:
+                if folder.exists():
+                    folder.rmdir()
+        raise
 
 
 class Held:
