@@ -234,11 +234,12 @@ def test_inputs_that_are_not_there_or_not_readable(tmp_path, monkeypatch):
 
 def test_a_file_that_built_data_does_not_have(tmp_path, monkeypatch):
     """Data that is there is not to be built; what is not built yet is."""
+    stored = "what is in the store, with: snakemake -c all"
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "outputs/t/data/data/train.jsonl")
     for name, said in (
         ("outputs/t/data/data/nope.jsonl", "{}: no such file in outputs/t/data/data"),
-        ("outputs/u/data/nope.jsonl", "{} is not there; build it, or link what is in the store, with: snakemake -c all outputs/u/data"),
+        ("outputs/u/data/nope.jsonl", f"{{}} is not there; build it, or link {stored} outputs/u/data"),
     ):
         config = parse(SFTConfig, {**raw_sft(tmp_path), "data": {"name": name, "batch_size": 8}})
         with pytest.raises(ConfigError) as refused:
@@ -308,7 +309,8 @@ def test_clean_and_resume_exclude_each_other(tmp_path, monkeypatch):
     run = tmp_path / "outputs" / "x"
     make(run / "run.json", "{}")
     kept = make(run / "checkpoints" / "step_5" / "COMPLETE", "{}")
-    base = {"model": {"name": str(tmp_path)}, "run": {"name": "x"}, "clean": True, "renderer": {"name": "qwen3"}, "data": {"name": str(tmp_path)}}
+    base = {"model": {"name": str(tmp_path)}, "data": {"name": str(tmp_path)}, "renderer": {"name": "qwen3"}}
+    base |= {"run": {"name": "x"}, "clean": True}
     for resume in ({}, {"dir": "outputs/x/checkpoints/step_5"}):
         cfg = parse(SFTConfig, {**base, "deployment": {"num_train_gpus": 0}, "resume": resume})
         with pytest.raises(ConfigError, match="resume: --clean would delete what is to be resumed from"):
