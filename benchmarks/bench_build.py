@@ -47,7 +47,7 @@ def put(root: Path) -> int:
             continue
         made = job.artefact
         spec = registry.works[made.stage, made.fingerprint].spec(sorted(needs.steps.get(made.fingerprint, ())), {})
-        file = made.path if made.path.suffix else made.path / "train.jsonl"  # what the others read of the data
+        file = made.path if made.path.suffix else made.path / "file"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("small")
         made.done_path.parent.mkdir(parents=True, exist_ok=True)
