@@ -52,7 +52,7 @@ bench-rl: env
 FIND_CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 test-browser: env
 	@$(FIND_CHROMIUM) >/dev/null || { apt-get -q update && apt-get -qy install chromium; }
-	RLMAKE_CHROMIUM=$$($(FIND_CHROMIUM)) $(BIN)/python -m pytest tests/browser
+	RLMAKE_CHROMIUM=$$($(FIND_CHROMIUM)) $(BIN)/python -m pytest tests/browser -n 2
 
 # The dashboard on 100,000 episodes in 5 GB of traces and 2,000 metrics over 10,000 steps; writes 6 GB to $$TMPDIR.
 bench-dashboard: env

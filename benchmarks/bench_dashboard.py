@@ -30,7 +30,7 @@ EPISODES, TRACE_BYTES, METRICS, STEPS = 100_000, 5_000_000_000, 2_000, 10_000
 BIG_NODES, BIG_TOKENS = 500, 100_000
 POLL_SECONDS = 30
 ROWS = "document.querySelectorAll('tr[data-pick]').length > 50"
-CHARTS = "document.querySelectorAll('.chart .plot .scatterlayer path.js-line')"
+CHARTS = "document.querySelectorAll('.chart .plot path.line')"
 
 
 def make(run: Path, scale: float) -> None:
@@ -50,7 +50,7 @@ def make(run: Path, scale: float) -> None:
             file.write(msgspec.json.encode(row | {name: rng.random() for name in names}) + b"\n")
     root = run / "monitors/file" / layout.FOLDER
     chunks = Chunks(layout.stream(root), layout.index(root), 5 << 40, compress=False)
-    filling = "lorem ipsum dolor sit amet " * int(TRACE_BYTES / EPISODES / 27)
+    filling = "lorem ipsum dolor sit amet " * int(TRACE_BYTES / EPISODES / 2 / 27)  # of two messages each
     for number in range(episodes):
         big = number == episodes - 1
         row = record(

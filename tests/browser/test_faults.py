@@ -47,7 +47,7 @@ def test_a_single_value_is_a_number_under_its_real_name(tab, outputs):
     made = Made(outputs / "evaluated", 1)
     made.orch.log(1, {"eval/rev/avg@4": 0.75})
     made.close()
-    page.wait_for_function("() => document.querySelector('.chart .plot path.js-line')")
+    page.wait_for_function("() => document.querySelector('.chart .plot path.line')")
     assert page.locator("section[aria-label='eval/rev/avg@4'] .single").count() == 0, "two values are a curve"
 
 

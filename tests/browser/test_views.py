@@ -52,7 +52,7 @@ def test_each_view(tab, name, width, theme):
 
 def test_charts_are_drawn_and_filtered_by_expression(tab):
     page = tab("?run=demo&tab=metrics").see("loss/mean").page
-    page.wait_for_function("() => document.querySelectorAll('.chart .plot path.js-line').length >= 4")
+    page.wait_for_function("() => document.querySelectorAll('.chart .plot path.line').length >= 4")
     page.fill("main [data-filter]", "^loss|lr$")
     page.wait_for_function("() => document.querySelectorAll('.chart').length === 2")
     assert page.locator(".chart h3").all_text_contents() == ["loss/mean", "optim/lr"] and "q=%5Eloss" in page.url
@@ -125,13 +125,13 @@ def test_live_following(tab, outputs):
     chart = tab("?run=demo")
     table = tab("?run=demo&tab=traces").see("ProviderError")
     logs = tab("?run=demo&tab=logs").see("it broke")
-    chart.page.wait_for_function("() => document.querySelector('.chart .plot path.js-line')")
+    chart.page.wait_for_function("() => document.querySelector('.chart .plot path.line')")
     made.step(5).close()
     with open(made.run / "logs/attempt_3/trainer.log", "a") as file:
         file.write("11:00:00 SUCCESS trainer a line that came later\n")
     table.see("500/3")
     logs.see("a line that came later")
-    chart.page.wait_for_function("() => document.querySelector('.chart .plot').data[0].x.includes(5)")
+    chart.page.wait_for_function("() => document.querySelector('.chart .plot').plotted.lines[0].x.includes(5)")
     chart.clean(), table.clean(), logs.clean()
 
 

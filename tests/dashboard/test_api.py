@@ -226,7 +226,7 @@ def test_requests_side_by_side_read_every_row_once(run):
         episodes = Episodes(run / "monitors/file/traces")
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda _: episodes.refresh(5.0), range(64)))  # noqa: B023
-        assert len(episodes.rows) == 12 and sum(len(row.notes) for row in episodes.rows) == 24
+        assert len(episodes.table) == 12 and sum(len(episodes.line(n).notes) for n in range(12)) == 24
 
 
 def test_live_traces(ask, run):

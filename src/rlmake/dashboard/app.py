@@ -120,14 +120,17 @@ def run_routes(app: FastAPI, state: State) -> None:
         return reply({"rows": rows, "offset": tail.offset, "size": stat.st_size, "torn": tail.torn, **told(found)})
 
     @app.get("/api/runs/{run:run}/keys")
-    def keys(run: str) -> Response:
+    def keys(run: str, etag: str = "") -> Response:
+        """Names of the metrics; without them when they are those that `etag` stands for."""
         columns, said = followed(run)
-        return reply({"keys": columns.keys(), **said})
+        found = columns.keys()
+        mark = f"{columns.started:x}.{len(found)}"
+        return reply({"keys": None if etag == mark else found, "etag": mark, **said})
 
     @app.get("/api/runs/{run:run}/panels")
     def overview(run: str) -> Response:
         columns, said = followed(run)
-        return reply({"sections": panels(columns.keys()), **said})
+        return reply({"sections": panels(tuple(columns.keys())), **said})
 
     @app.get("/api/runs/{run:run}/series")
     def series(run: str, key: Annotated[list[str], Query()], points: int = 600) -> Response:
@@ -158,13 +161,6 @@ def told(run: Run) -> dict[str, str | None]:
 
 def page_routes(app: FastAPI) -> None:
     fresh = {"cache-control": "no-cache"}
-
-    @app.get("/plotly.js")
-    def plotly() -> FileResponse:
-        import plotly
-
-        path = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-        return FileResponse(path, media_type="text/javascript", headers={"cache-control": "max-age=86400"})
 
     @app.get("/static/{name:path}")
     def static(name: str) -> FileResponse:

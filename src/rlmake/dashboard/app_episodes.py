@@ -12,10 +12,11 @@ from starlette.responses import Response
 from rlmake.dashboard import live, reports, timeline, transcript, view
 from rlmake.dashboard.answers import reply
 from rlmake.dashboard.confine import NotThere
-from rlmake.dashboard.episodes import MAX_LIMIT, Episodes, Row
-from rlmake.dashboard.episodes import Query as Chosen
+from rlmake.dashboard.episodes import MAX_LIMIT, Episodes
 from rlmake.dashboard.run import Run
 from rlmake.dashboard.state import State
+from rlmake.dashboard.table import Query as Chosen
+from rlmake.dashboard.table import Row
 from rlmake.dashboard.tokenizer import of_run
 from rlmake.monitors.traces import read, records
 
@@ -31,7 +32,7 @@ def episode_routes(app: FastAPI, state: State) -> None:
         return found, episodes, episodes.refresh(wait)
 
     def located(run: str, line: int) -> tuple[Run, Episodes, Row, dict[str, Any]]:
-        found, episodes, _ = following(run, 5.0)
+        found, episodes, _ = following(run, 0.1)
         row = episodes.line(line)
         return found, episodes, row, state.records(found).get(row)
 
@@ -50,20 +51,16 @@ def episode_routes(app: FastAPI, state: State) -> None:
         limit: int = 100,
         etag: str = "",
     ) -> Response:
-        _, episodes, whole = following(run)
+        query, offset, limit = chosen(request), max(offset, 0), min(max(limit, 1), MAX_LIMIT)
+        newest = query == Chosen() and sort in ("arrival", "line") and order == "desc"
+        _, episodes, whole = following(run, 0.1 if newest else 0.6)
         version = str(episodes.version)
         if etag and etag == version and whole:
             return reply({"unchanged": True, "etag": version})
-        page = episodes.page(chosen(request), sort, order, max(offset, 0), min(max(limit, 1), MAX_LIMIT))
-        return reply(
-            {
-                **page,
-                "lines": len(episodes.rows),
-                "etag": version,
-                "whole": whole,
-                **said(episodes),
-            }
-        )
+        page = episodes.newest(offset, limit) if newest and not whole else None
+        lines = page["total"] if page else episodes.table.count
+        page = page or episodes.page(query, sort, order, offset, limit)
+        return reply({**page, "lines": lines, "etag": version, "whole": whole, **said(episodes)})
 
     @app.get("/api/runs/{run:run}/episodes/histogram")
     def histogram(request: Request, run: str, key: str = "arrival", bars: int = 80) -> Response:
@@ -159,9 +156,7 @@ def chosen(request: Request) -> Chosen:
 
 def line_of(episodes: Episodes, episode: str, cohort: Chosen) -> int:
     """The line of an episode (its id, name, or a trace's id) in a cohort. 404 when none, 409 when many."""
-    lines = episodes.by_id.get(episode) or episodes.by_trace.get(episode)
-    rows = [episodes.rows[n] for n in lines] if lines else [row for row in episodes.rows if row.name == episode]
-    rows = [row for row in rows if cohort.takes(row)]
+    rows = episodes.named(episode, cohort)
     if not rows:
         raise view.Refused(f"episode {episode!r} is not in this cohort", 404)
     if len(rows) > 1:

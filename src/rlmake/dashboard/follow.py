@@ -1,15 +1,17 @@
 """Following a growing file of JSON lines, decoded into typed rows."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from rlmake.dashboard import confine
 
 READ_BYTES = 1 << 20
+LONGEST_LINE = 32 << 20  # bytes; a longer one is no row, and is not kept in memory
+LONG, HEAD_START_SECONDS = 8 << 20, 1.0
 STILL_SECONDS = 10.0  # a line without an end in a file that did not move for so long is a torn one
 
 
@@ -30,24 +32,65 @@ class Follower:
         return self.lost + (self.seen > self.offset and still(self.path, self.seen))
 
     def batches(self) -> Iterable[list[Any]]:
+        """What is new, a block at a time; None for a line that is no row, so that lines keep their numbers."""
         try:
             file = confine.opened(self.path, self.roots)
         except OSError:
             return
         with file:
             file.seek(self.offset)
-            self.seen, rest = self.offset, b""
-            while block := file.read(READ_BYTES):
-                *lines, rest = (rest + block).split(b"\n")
+            self.seen = self.offset
+            for lines, seen in blocks(file, READ_BYTES):
                 batch = []
-                for line in lines:
-                    self.offset += len(line) + 1
-                    try:
-                        batch.append(self._decode(line))
-                    except (msgspec.DecodeError, ValueError, RecursionError):
-                        self.lost += bool(line.strip())
-                self.seen = self.offset + len(rest)
+                for line, size in lines:
+                    self.offset += size
+                    batch.append(row := None if line is None else self.decoded(line))
+                    self.lost += row is None and (line is None or bool(line.strip()))
+                self.seen = seen
                 yield batch
+
+    def decoded(self, line: bytes) -> Any:
+        """A row, or None."""
+        try:
+            return self._decode(line)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            return None
+
+    def part(self, start: int, first: int, count: int) -> tuple[int, int, list[bytes]]:
+        """`(whole lines from byte `start` on, number of the first one given, at most `count` of them from `first` on)`;
+        `first` below 0 counts from the end. Lines are counted, not decoded. Raises `OSError`."""
+        with confine.opened(self.path, self.roots) as file:
+            file.seek(start)
+            marks, total = [(start, 0)], 0
+            while block := file.read(READ_BYTES):
+                total += block.count(b"\n")
+                marks.append((file.tell(), total))
+            at = first if first >= 0 else max(0, total + first)
+            place, before = next((mark for mark in reversed(marks) if mark[1] < at), marks[0])
+            file.seek(place)
+            for _ in range(min(at, total) - before):
+                file.readline()
+            return total, at, [file.readline(LONGEST_LINE) for _ in range(min(count, total - at))]
+
+
+def blocks(file: BinaryIO, size: int) -> Iterator[tuple[list[tuple[bytes | None, int]], int]]:
+    """`([(line, its bytes with the end)], bytes read so far)` a block at a time, from where `file` stands; None in the
+    place of a line that is too long to be one."""
+    rest, dropped = b"", 0
+    while block := file.read(size):
+        *lines, rest = (rest + block).split(b"\n")
+        found: list[tuple[bytes | None, int]] = [(line, len(line) + 1) for line in lines]
+        if found and dropped:
+            found[0], dropped = (None, found[0][1] + dropped), 0
+        if len(rest) > LONGEST_LINE:
+            rest, dropped = b"", dropped + len(rest)
+        yield found, file.tell()
+
+
+def head_start(size: int) -> None:
+    """Let the page that began the reading of a long file have its first answers before that takes the processor."""
+    if size > LONG:
+        time.sleep(HEAD_START_SECONDS)
 
 
 def still(path: Path, size: int) -> bool:

@@ -1,22 +1,21 @@
 """Bins of rounded width."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 
-def histogram(values: Iterable[float], bars: int) -> dict[str, Any]:
-    values = sorted(values)
-    if not values:
+
+def histogram(values: np.ndarray, bars: int) -> dict[str, Any]:
+    """How many of the (finite) values are in each of about `bars` bins."""
+    if not len(values):
         return {"bins": [], "bin": 0, "start": None, "end": None, "total": 0}
-    low, high = values[0], values[-1]
+    values = np.clip(values, -1e300, 1e300)
+    low, high = float(values.min()), float(values.max())
     width = nice((high - low) / bars) if high > low else 1.0
     start = math.floor(low / width) * width
-    counts: dict[int, int] = {}
-    for value in values:
-        place = int((value - start) / width + 1e-9)
-        counts[place] = counts.get(place, 0) + 1
-    bins = [[round(start + n * width, 9), counts.get(n, 0)] for n in range(max(counts) + 1)]
+    counts = np.bincount(((values - start) / width + 1e-9).astype(int))
+    bins = [[round(start + n * width, 9), count] for n, count in enumerate(counts.tolist())]
     return {"bins": bins, "bin": width, "start": low, "end": high, "total": len(values)}
 
 

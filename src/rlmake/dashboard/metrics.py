@@ -15,12 +15,14 @@ import msgspec
 import numpy as np
 
 from rlmake.dashboard import confine
-from rlmake.dashboard.follow import still
+from rlmake.dashboard.follow import blocks, head_start, still
 from rlmake.monitors.rows import HEAD, LAUNCHER
 
 BLOCK_ROWS = 256
-SAMPLE_ROWS = 120
+SAMPLE_PLACES, READ_FOR_SAMPLE = (40, 200), 16 << 20  # fewer places where rows are long: it is waited for
 READ_BYTES = 4 << 20
+NUMBERS = {int, float}
+MOST_SHAPES = 256  # sets of names that rows of nothing but numbers are known by
 MOST = 1 << 53  # the largest whole number that float64 and a page hold exactly
 SAMPLE_BYTES = 128 << 20  # read at most for a sample
 LONGEST_LINE = 2 << 20  # in a sample
@@ -56,8 +58,10 @@ class Columns:
         self.groups: dict[tuple[str, tuple[str, ...]], Group] = {}
         self.producers: dict[str, set[str]] = {}  # key -> producers
         self.starts: dict[int, int] = {}  # attempt -> the step behind which it went on
-        self.rows = 0
+        self.rows, self.started = 0, time.monotonic_ns()
         self.lock = threading.Lock()
+        self._numbers: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of a row -> those that are metrics
+        self._keys: list[str] = []
 
     def take(self, row: dict[str, Any]) -> None:
         """One row of the file; what is no number is left out. Raises `ValueError`, `OverflowError` for a number that no
@@ -70,25 +74,35 @@ class Columns:
         head = (step, float(moment) if isinstance(moment, int | float) else 0.0, attempt)
         if max(abs(step), abs(attempt)) > MOST:
             raise ValueError("a step beyond what a float holds")
-        pairs = {k: v for k, v in row.items() if type(v) in (int, float) and k not in HEAD}
-        keys, values = tuple(pairs), np.array([float(value) for value in pairs.values()])
+        names = tuple(row)
+        keys = self._numbers.get(names)
+        values = list(map(row.get, keys)) if keys is not None else []
+        if keys is None or not NUMBERS.issuperset(map(type, values)):
+            keys = tuple(k for k, v in row.items() if type(v) in NUMBERS and k not in HEAD)
+            values = list(map(row.get, keys))
+            if len(keys) == len(names) - sum(name in HEAD for name in names) and len(self._numbers) < MOST_SHAPES:
+                self._numbers[names] = keys
+        numbers = np.array(values, dtype=np.float64)
         with self.lock:
             self.rows += 1
             if producer == LAUNCHER:
                 self.starts[attempt] = step
                 return
-            if not pairs:
+            if not keys:
                 return
             group = self.groups.get((producer, keys))
             if group is None:
                 group = self.groups[producer, keys] = Group(keys)
                 for key in keys:
                     self.producers.setdefault(key, set()).add(producer)
-            group.add((*head, self.rows), values)
+            group.add((*head, self.rows), numbers)
 
     def keys(self) -> list[str]:
+        """Sorted; the same list until there are new ones. It is not to be changed."""
         with self.lock:
-            return sorted(self.producers)
+            if len(self._keys) != len(self.producers):
+                self._keys = sorted(self.producers)
+            return self._keys
 
     def series(self, key: str) -> dict[str, np.ndarray]:
         """`{step, time, value, attempt}` in the order of steps; the latest attempt wins, abandoned futures are gone."""
@@ -154,7 +168,7 @@ class Metrics:
                 self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
                 self._thread.start()
             thread = self._thread
-        if thread is not None and wait:
+        if thread is not None and wait and size - self.seen < 4 * READ_BYTES:
             thread.join(wait)
 
     def _sample(self, size: int) -> Columns:
@@ -178,17 +192,17 @@ class Metrics:
         try:
             with confine.opened(self.path, self.roots) as file:
                 file.seek(self.offset)
-                rest = b""
-                while columns is self.columns and (block := file.read(READ_BYTES)):
-                    *lines, rest = (rest + block).split(b"\n")
-                    for line in lines:
+                head_start(self.size - self.offset)
+                for lines, seen in blocks(file, READ_BYTES):
+                    for line, size in lines:
                         if columns is not self.columns:
                             return
-                        self.lost += not _take(columns, line)
-                        self.offset += len(line) + 1
+                        self.lost += line is None or not _take(columns, line)
+                        self.offset += size
                         self.seen = max(self.seen, self.offset)
-                    if columns is self.columns:
-                        self.seen = self.offset + len(rest)
+                    if columns is not self.columns:
+                        return
+                    self.seen = seen
                     time.sleep(PAUSE_SECONDS)
         except OSError:
             return
@@ -204,8 +218,8 @@ def _take(columns: Columns, line: bytes) -> bool:
     return True
 
 
-def sample(path: Path, size: int, roots: Sequence[Path] = (), rows: int = SAMPLE_ROWS) -> Columns:
-    """Rows picked evenly over a file of `size` bytes: at each place the next whole line, and the very last ones.
+def sample(path: Path, size: int, roots: Sequence[Path] = ()) -> Columns:
+    """Rows picked evenly over a file of `size` bytes: at each place the next whole lines, and the very last ones.
     Lines longer than `LONGEST_LINE` are left out. Raises `OSError`."""
     columns, left = Columns(), SAMPLE_BYTES
 
@@ -218,7 +232,8 @@ def sample(path: Path, size: int, roots: Sequence[Path] = (), rows: int = SAMPLE
     with confine.opened(path, roots or (path.parent.resolve(),)) as file:
         first = line()
         _take(columns, first)
-        step = max(1, (size - len(first)) // rows)
+        places = min(max(READ_FOR_SAMPLE // (3 * len(first) + 1), SAMPLE_PLACES[0]), SAMPLE_PLACES[1])
+        step = max(1, (size - len(first)) // places)
         for place in range(len(first), size, step):
             if left <= 0:
                 break

@@ -1,7 +1,7 @@
 """The panels of a run's overview: the names that the list of metrics marks, as far as the run has logged them."""
 
+import functools
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from rlmake.monitors import names
@@ -14,13 +14,18 @@ SFT = {
 SECTIONS = (*names.SECTIONS,)
 
 
-def panels(keys: Sequence[str]) -> list[dict[str, Any]]:
-    """`[{section, panels: [{title, text, keys}]}]`: one panel a pattern, with a line for each name it stands for."""
+@functools.lru_cache(maxsize=32)
+def panels(keys: tuple[str, ...]) -> list[dict[str, Any]]:
+    """`[{section, panels: [{title, text, keys}]}]`: one panel a pattern, with a line for each name it stands for.
+
+    Pages ask for it every few seconds: it is kept, and not to be changed.
+    """
     found: dict[str, list[dict[str, Any]]] = {section: [] for section in SECTIONS}
     taken: set[str] = set()
     for metric in names.METRICS:
         if metric.overview:
-            hits = [key for key in keys if _matches(metric.pattern, key) and key not in taken]
+            expression = _expression(metric.pattern).fullmatch
+            hits = [key for key in keys if expression(key) and key not in taken]
             if {"all", "agg"} & {part for key in hits for part in key.split("/")} and len(hits) == 2:
                 hits = hits[:1]  # of a single environment the two are the same
             if hits:
@@ -35,5 +40,6 @@ def panels(keys: Sequence[str]) -> list[dict[str, Any]]:
     return [{"section": section, "panels": rows} for section, rows in found.items() if rows]
 
 
-def _matches(pattern: str, key: str) -> bool:
-    return re.fullmatch(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(pattern)), key) is not None
+@functools.cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(pattern)))

@@ -88,6 +88,7 @@ def main(
     from rlmake.dashboard.app import create  # FastAPI, which --help needs not wait for
 
     setproctitle("PRL::Dashboard")
+    sys.setswitchinterval(0.001)  # answers do not wait for the threads that read long files
     port = bound.getsockname()[1]
     shown = "localhost" if args.host in ("127.0.0.1", "::1", "0.0.0.0", "::") else args.host
     app = create(dirs or given, args.host, tuple(args.allow_host))

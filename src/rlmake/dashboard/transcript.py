@@ -9,7 +9,7 @@ from typing import Any
 
 from rlmake.dashboard import confine, shape
 from rlmake.dashboard.confine import NotThere
-from rlmake.dashboard.episodes import Row
+from rlmake.dashboard.table import Row
 from rlmake.monitors.traces import layout, read, records
 
 MAX_TEXT = 100_000  # characters of one message in the overview of an episode; the rest is fetched by itself

@@ -8,7 +8,7 @@ import { keys } from "./keys.js";
 
 const VIEWS = {
   overview: () => import("./views/overview.js"), metrics: () => import("./views/metrics.js"), config: () => import("./views/config.js"),
-  traces: () => import("./views/traces.js"), logs: () => import("./views/logs.js"), report: () => import("./views/report.js"),
+  traces: () => { if (where().line !== undefined) import("./views/episode.js"); return import("./views/traces.js"); }, logs: () => import("./views/logs.js"), report: () => import("./views/report.js"),
   project: () => import("./views/project.js"), compare: () => import("./views/compare.js"),
 };
 const NAMES = { overview: "Overview", metrics: "Metrics", config: "Configs", traces: "Traces", logs: "Logs", report: "Reports" };

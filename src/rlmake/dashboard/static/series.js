@@ -26,10 +26,11 @@ export function fetcher(run, scope) {
 }
 
 export function watch(run, scope, poll, action) {
-  // Calls `action` when the metrics file has grown or the server has read more of it.
-  let mark = null;
+  // Calls `action` when the metrics file has grown or the server has read more of it. `keys` is there when they changed.
+  let mark = null, etag = "";
   return async () => {
-    const answer = await ofRun(run, "keys", {}, scope);
+    const answer = await ofRun(run, "keys", { etag }, scope);
+    etag = answer.etag;
     const now = `${answer.size}|${answer.whole}`;
     if (mark !== null && now !== mark) action(answer);
     mark = now;

@@ -5,9 +5,6 @@ import { clock, fill, h, number, pill, seconds, select } from "../dom.js";
 import { change, go, href, where } from "../router.js";
 import { fetchMore, messageCard } from "./transcript.js";
 import { OVERLAYS, tokenCards } from "./tokens.js";
-import { drawTimeline } from "./timeline.js";
-import { drawReplay } from "./replay.js";
-import { drawGraph } from "./graph.js";
 
 const MODES = [["transcript", "Transcript"], ["timeline", "Timeline"], ["replay", "Replay"], ["graph", "Graph"]];
 
@@ -16,7 +13,7 @@ export async function show(main, place, scope) {
   let line = place.line;
   if (line === undefined) line = (await ofRun(run, "episodes/find", { episode: place.episode, step: place.step, kind: place.kind, subset: place.subset }, scope)).line;
   const one = await ofRun(run, `episodes/${line}`, {}, scope);
-  let trace = Number(place.trace || 0), branch = place.branch === undefined ? -1 : Number(place.branch), mode = place.mode || "transcript", overlay = place.overlay || "";
+  let trace = Number(place.trace || 0), branch = place.branch === undefined ? -1 : Number(place.branch), mode = MODES.some(([key]) => key === place.mode) ? place.mode : "transcript", overlay = OVERLAYS[place.overlay] ? place.overlay : "";
   let highlight = [];
   try { highlight = place.highlight ? JSON.parse(place.highlight) : []; } catch { /* a broken link shows no marks */ }
   const keep = Object.fromEntries(Object.entries(where()).filter(([key]) => !["line", "episode", "trace", "branch", "highlight", "mode", "overlay"].includes(key)));
@@ -49,9 +46,10 @@ export async function show(main, place, scope) {
       const first = body.querySelector("mark");
       if (first) { first.classList.add("active"); first.scrollIntoView({ block: "center" }); } else if (highlight.length && !overlay) say("The quoted text is not in what is shown here.");
     } else {
-      const times = await ofRun(run, `episodes/${line}/timeline`, { trace: String(trace) }, scope);
+      const asked = mode, [times, view] = await Promise.all([ofRun(run, `episodes/${line}/timeline`, { trace: String(trace) }, scope), import(`./${mode}.js`)]);
+      if (asked !== mode) return;  // another was chosen meanwhile
       const jump = (node) => { mode = "transcript"; overlay = ""; branch = -1; change({ mode: "", overlay: "", branch: "" }); draw(); const card = document.getElementById(`m${node}`); card?.scrollIntoView({ block: "center" }); card?.classList.add("current"); };
-      ({ timeline: drawTimeline, replay: drawReplay, graph: drawGraph })[mode](body, own, times, { jump, scope });
+      view.draw(body, own, times, { jump, scope });
     }
   };
   await draw();

@@ -4,7 +4,7 @@ import { empty, fill, h, number, s } from "../dom.js";
 
 const W = 168, H = 46, GX = 40, GY = 34;
 
-export function drawGraph(body, trace, times, { jump }) {
+export function draw(body, trace, times, { jump }) {
   const { turns, edges, contexts } = times.semantic;
   if (!turns.length) return void fill(body, empty("No model call", "The graph shows what called what; here nothing did."));
   const rank = new Map(turns.map((turn, at) => [turn.node, at])), shown = turns.slice(0, 400);

@@ -14,8 +14,8 @@ export async function show(main, place, scope) {
   const round = async () => {
     const meta = state.runs.find((one) => one.id === run);
     if (meta) fill(facts, head(meta));
-    const [answer, read] = await Promise.all([ofRun(run, "panels", {}, scope), ofRun(run, "keys", {}, scope)]);
-    fill(lost, left(read, "metrics.jsonl"));
+    const answer = await ofRun(run, "panels", {}, scope);
+    fill(lost, left(answer, "metrics.jsonl"));
     const found = JSON.stringify(answer.sections.map((part) => part.panels.map((panel) => panel.keys)));
     if (found !== names) {
       names = found;

@@ -3,7 +3,7 @@
 
 import { empty, fill, h, seconds } from "../dom.js";
 
-export function drawReplay(body, trace, times, { scope }) {
+export function draw(body, trace, times, { scope }) {
   const spans = new Map(trace.calls.filter((call) => call.node !== null && call.time && call.time.end >= call.time.start && call.time.start > 0).map((call) => [call.node, call.time]));
   if (times.start === null || !trace.nodes.length) return void fill(body, empty("No times were recorded", "Nothing can be played again by the clock."));
   const start = Math.min(times.start, ...trace.nodes.map((node) => node.timestamp || Infinity)), end = Math.max(times.end, ...trace.nodes.map((node) => node.timestamp || 0)), length = Math.max(end - start, 0.001);

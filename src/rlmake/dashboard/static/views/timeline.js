@@ -2,7 +2,7 @@
 
 import { empty, fill, h, seconds } from "../dom.js";
 
-export function drawTimeline(body, trace, times, { jump }) {
+export function draw(body, trace, times, { jump }) {
   if (times.start === null) return void fill(body, empty("No times were recorded", "The harness of this episode kept no spans of its model calls."));
   const span = Math.max(times.end - times.start, 1e-6), share = (t) => `${(100 * (t - times.start)) / span}%`;
   const track = (bars, kind) => h("div", { class: "track" }, bars.map((bar) => h("button", { class: kind || bar.kind, title: `${bar.label}: ${seconds(bar.end - bar.start)}, from +${(bar.start - times.start).toFixed(2)} s`, style: { left: share(bar.start), width: `${Math.max(0.15, (100 * (bar.end - bar.start)) / span)}%` }, onclick: () => bar.node !== undefined && jump(bar.node) }, bar.label)));

@@ -3,8 +3,6 @@
 import { ofRun, poll } from "../api.js";
 import { ago, clock, empty, fault, fill, h, left, number, search, seconds, select } from "../dom.js";
 import { change, go, where } from "../router.js";
-import { show as showEpisode } from "./episode.js";
-import { show as showLive } from "./live.js";
 
 const PAGE = 100;
 const COLUMNS = [
@@ -15,8 +13,8 @@ const SORTABLE = new Set(["step", "group", "reward", "advantage", "output_tokens
 const BINS = [["arrival", "arrival"], ["reward", "reward"], ["duration", "duration"], ["output_tokens", "tokens out"], ["turns", "turns"], ["advantage", "advantage"]];
 
 export async function show(main, place, scope) {
-  if (place.live) return showLive(main, place, scope);
-  if (place.line !== undefined || place.episode !== undefined) return showEpisode(main, place, scope);
+  if (place.live) return (await import("./live.js")).show(main, place, scope);
+  if (place.line !== undefined || place.episode !== undefined) return (await import("./episode.js")).show(main, place, scope);
   const run = place.run, f = { ...where() };
   let etag = "", last = null;
   const bar = h("div", { class: "bar sticky" }), bins = h("div", { class: "panel", style: { marginBottom: "12px" } }), table = h("div", { class: "panel scroll" }), foot = h("div", { class: "bar", style: { marginTop: "8px" } }), flying = h("div", {}), note = h("div", {}), lost = h("div", {});
