@@ -334,14 +334,13 @@ def facets(table: Table, matrix: np.ndarray) -> dict[str, Any]:
     reward = there[:, PLACES["reward"]]
     known = ~np.isnan(reward)
     count = lambda weights: np.bincount(place, weights, minlength=len(pairs))  # noqa: E731
-    columns = zip(
-        pairs // len(steps), steps[pairs.astype(int) % len(steps)], count(None), count(there[:, PLACES["effective"]]), count(np.where(known, reward, 0)), count(known),
-        strict=True,
-    )  # fmt: skip
+    effective, rewarded = count(there[:, PLACES["effective"]]), count(known)
+    total, kinds, at = count(np.where(known, reward, 0)), pairs // len(steps), steps[pairs.astype(int) % len(steps)]
+    columns = zip(kinds, at, count(None), effective, total, rewarded, strict=True)
     cohorts = [
-        {"kind": table.texts[int(kind)], "step": int(at), "all": int(n), "effective": int(e),
+        {"kind": table.texts[int(kind)], "step": int(step), "all": int(n), "effective": int(e),
          "reward": float(total / k) if k else None}
-        for kind, at, n, e, total, k in columns
+        for kind, step, n, e, total, k in columns
     ]  # fmt: skip
     return {
         "envs": texts("env"),
