@@ -1,7 +1,7 @@
 """Negative tests of what concerns clusters: each fault is one line with its key."""
 
 import pytest
-from config_samples import parsed
+from config_samples import SOURCE, parsed
 
 from rlmake.core.errors import ConfigError
 
@@ -16,7 +16,22 @@ FAULTS = [
     ("SFTConfig", {"slurm": {"memory": "lots"}}, "slurm.memory"),
     ("SFTConfig", {"slurm": {"time": "2", "save_before_end": 120}}, "slurm.save_before_end"),
     ("SFTConfig", {"slurm": {"partion": "x"}}, "slurm.partion"),
+    ("SFTConfig", {"slurm": {"time": "0"}}, "slurm.time"),
+    ("SFTConfig", {"slurm": {"memory": "0"}}, "slurm.memory"),
+    ("SFTConfig", {"slurm": {"save_before_end": 100000}}, "slurm.save_before_end"),
+    ("SFTConfig", {"slurm": {"job_name": "a\n#SBATCH --wrap=x"}}, "slurm.job_name"),
+    ("SFTConfig", {"slurm": {"partition": ""}}, "slurm.partition"),
+    ("SFTConfig", {"slurm": {"account": 'a"b'}}, "slurm.account"),
+    ("SFTConfig", {"slurm": {"extra": ["--nice=1\ntouch x"]}}, "slurm.extra.0"),
+    ("SFTConfig", {"slurm": {"extra": ["--nice", "; touch x"]}}, "slurm.extra.1"),
+    ("SFTConfig", {"slurm": {"extra": ["--wrap=touch x"]}}, "slurm.extra.0"),
+    ("SFTConfig", {"slurm": {"extra": ["-N4"]}}, "slurm.extra.0"),
     ("SFTConfig", {"slurm": {"shared_fs": False}}, "slurm.shared_fs"),
+    ("SFTConfig", {"slurm": {}, "deployment": {**NODES, "orchestrator_on_inference": True}},
+     "deployment.orchestrator_on_inference"),
+    ("SFTConfig", {"slurm": {}, "deployment": {**NODES, "num_infer_replicas": 2}}, "inference"),
+    ("SFTConfig", {"slurm": {}, "inference": {}, "eval": {"source": [SOURCE]},
+                   "deployment": {**NODES, "num_infer_nodes": 0}}, "deployment.num_infer_nodes"),
     ("RLConfig", {"inference": {"slurm": {}}}, "inference.slurm"),
     ("RLConfig", {"slurm": {}, "inference": ..., "deployment": {**NODES, "num_infer_nodes": 1}}, "inference"),
     ("RLConfig", {"slurm": {}, "deployment": {**NODES, "num_infer_nodes": 0}}, "deployment.num_infer_nodes"),

@@ -1,13 +1,16 @@
 """Submission by an entry point, without a cluster: script, template, the nodes' view, who is the job."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from rlmake.build import shared_folder
 from rlmake.config import SFTConfig, parse
-from rlmake.core.errors import ConfigError
+from rlmake.core import slurm
+from rlmake.core.errors import ConfigError, UserError
 from rlmake.core.jsonio import write_json
 from rlmake.launch import door
 from rlmake.launch.attempt import allocate
@@ -89,8 +92,20 @@ def test_who_is_the_job(tmp_path, monkeypatch):
     assert door.in_own_job(tmp_path)
 
 
-def test_a_folder_that_no_other_host_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(door, "_foreign_nodes", lambda partition: True)
-    assert "the nodes cannot see it" in (door._unseen(Path("/tmp/x"), None) or "")
-    monkeypatch.setattr(door, "_foreign_nodes", lambda partition: False)
-    assert door._unseen(Path("/tmp/x"), None) is None
+def test_a_folder_that_no_other_host_has(monkeypatch):
+    monkeypatch.setattr(shared_folder, "foreign_nodes", lambda partition: True)
+    assert "the nodes cannot see it" in (shared_folder.unseen(Path("/tmp/x"), None) or "")
+    monkeypatch.setattr(shared_folder, "foreign_nodes", lambda partition: False)
+    assert shared_folder.unseen(Path("/tmp/x"), None) is None
+
+
+def test_a_held_job_is_released_or_named(tmp_path, monkeypatch):
+    """Nobody follows a job that was submitted directly: who starts it again, or tails it, lets it go."""
+    let_go = []
+    monkeypatch.setattr(slurm, "release", let_go.append)
+    for reason, words in (("launch failed requeued held", "released (1 of 3"), ("JobHeldUser", "scontrol release 7")):
+        job = slurm.Job("7", "PENDING", reason, "N/A", "", str(tmp_path), "")
+        monkeypatch.setattr(door, "live_job", lambda run_dir, job=job: job)
+        with pytest.raises(UserError, match=re.escape(words)):
+            door.check_not_queued(tmp_path)
+    assert let_go == ["7"]

@@ -32,7 +32,6 @@ DONE = "done"  # in the place of a job's id: the work was there when it was to b
 SLOWER = 6  # as many times the first pause between two looks at the queue grows
 MISSES = 3  # looks at the queue that do not show a job before it counts as vanished
 RETRY_SECONDS = (2, 5, 15, 30, 60, 60)  # for a controller that is busy or away
-RELEASES = 3  # times that a job is let go again which a node could not start
 ARRAY = 50  # tasks of one array: their names stand in its comment
 FINAL = {
     2: "a mistake that another try would repeat",
@@ -55,7 +54,7 @@ class Executor(plugin.Executor):
     def __init__(self, workflow: Any, logger: Any) -> None:
         self._misses: dict[str, int] = {}
         self._told: dict[str, str] = {}  # job → its state as it was last seen
-        self._released: dict[str, int] = {}
+        self._releaser = slurm.Releaser()
         self._down_since: float | None = None
         self._cancelled = False
         self._followed: dict[str, None] = {}  # jobs not known to have ended; Snakemake's list is empty during a look
@@ -64,11 +63,15 @@ class Executor(plugin.Executor):
     def __post_init__(self, test_mode: bool = False) -> None:
         super().__post_init__(test_mode)
         self._driver = submission.Driver(self.run_uuid)
-        or_leave(
-            lambda: submission.refuse_impossible(
-                self._sbatch(job) for job in self.workflow.dag.needrun_jobs() if _ours(job)
-            )
-        )
+        or_leave(self._check)
+
+    def _check(self) -> None:
+        """Refuse what SLURM, or its nodes, would not do, before anything is submitted."""
+        wanted = [job for job in self.workflow.dag.needrun_jobs() if _ours(job)]
+        project = Path(self.workflow.workdir_init)
+        submission.check_env_file(project)
+        submission.refuse_blind(project, (job.resources.get("slurm_partition") for job in wanted))
+        submission.refuse_impossible(self._sbatch(job) for job in wanted)
 
     # ---- submitting
 
@@ -87,6 +90,8 @@ class Executor(plugin.Executor):
                 if found is not None:
                     self._attach(job, found)
                     return
+                if unused := submission.unused(artefact):
+                    self.logger.warning(f"[slurm] {unused}: counts for direct submissions, not for a build's jobs")
                 log = self._log_of(job, "%j")
                 call = self._sbatch(job, log)
                 number = self._submit(call, submission.script([self._command(job)], artefact), job, artefact)
@@ -136,7 +141,7 @@ class Executor(plugin.Executor):
     def _sbatch(self, job: Any, log: Path | None = None, comment: str | None = None) -> str:
         """The sbatch command, in the plugin's words; without `log` all but the names of this very job."""
         params = {
-            "run_uuid": self.run_uuid if log else "test",
+            "run_uuid": (submission.job_name(job) or self.run_uuid) if log else "test",  # the job's name
             "slurm_logfile": log or "/dev/null",
             "comment_str": (comment or _comment(job)) if log else "test",
             "account": next(self.get_account_arg(job)),
@@ -235,7 +240,8 @@ class Executor(plugin.Executor):
             elif jobs is None or (job is not None and job.live) or not await self._over(info, job):
                 if job is not None:
                     self._say_state(info, job)
-                    await asyncio.to_thread(self._release, job)
+                    if said := await asyncio.to_thread(self._releaser, job):
+                        self.logger.warning(said)
                 yield info
                 continue
             self._followed.pop(number, None)
@@ -285,25 +291,6 @@ class Executor(plugin.Executor):
             what = "was put back into the queue" if job.state == "PENDING" else "runs"
             self.logger.info(f"SLURM job {job.id} ({info.job.name}) {what}: {job}")
         self._told[job.id] = job.state
-
-    def _release(self, job: slurm.Job) -> None:
-        """A job that SLURM holds because a node could not start it goes on; of another that is held a line says so."""
-        count = self._released.get(job.id, 0)
-        if not job.held:
-            if count > RELEASES:
-                del self._released[job.id]
-            return
-        if job.launch_failed and count < RELEASES:
-            self._released[job.id] = count + 1
-            refused = slurm.release(job.id)
-            how = f"could not be released: {refused}" if refused else f"released ({count + 1} of {RELEASES} times)"
-            self.logger.warning(f"SLURM job {job.id} was held because a node could not start it ({job.reason}); {how}")
-        elif count <= RELEASES:
-            self._released[job.id] = RELEASES + 1
-            self.logger.warning(
-                f"SLURM job {job.id} is held ({job.reason}) and will not start by itself: `scontrol release {job.id}` "
-                f"lets it go, `scancel {job.id}` ends it"
-            )
 
     def _say_when_down(self, down: bool) -> None:
         if down and self._down_since is None:

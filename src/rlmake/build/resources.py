@@ -6,6 +6,8 @@ from rlmake.core import slurm
 
 SMALL = ("partition", "account", "pre_run_command")  # what jobs that belong to a run take over from its [slurm]
 
+DIRECT = {"template_path": None, "project_dir": "."}  # keys that count for direct submissions, with their defaults
+
 
 def of(kind: str, config: dict[str, Any], near: dict[str, Any] | None = None) -> dict[str, Any]:
     """`{threads, gpus, nodes, gpus_per_node, slurm}` of a job of `kind` with its resolved configuration.
@@ -55,13 +57,15 @@ def options(table: dict[str, Any]) -> dict[str, Any]:
         "extra": [*places, *table["extra"]],
         "pre_run_command": table["pre_run_command"],
         "save_before_end": table["save_before_end"],
+        "job_name": table["job_name"],
+        "unused": [f"{key} = '{table[key]}'" for key, default in DIRECT.items() if table[key] != default],
     }
 
 
 def small(table: dict[str, Any] | None) -> dict[str, Any]:
     """Options of a small job beside a run: where it may run and who pays, not how long or how large."""
-    empty = dict.fromkeys(("time", "memory", "save_before_end"), None)
-    return {**empty, "extra": [], **{key: (table or {}).get(key) for key in SMALL}}
+    empty = dict.fromkeys(("time", "memory", "save_before_end", "job_name"), None)
+    return {**empty, "extra": [], "unused": [], **{key: (table or {}).get(key) for key in SMALL}}
 
 
 def near(config: dict[str, Any]) -> dict[str, Any] | None:

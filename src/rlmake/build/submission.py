@@ -18,7 +18,7 @@ from typing import Any
 
 from loguru import logger
 
-from rlmake.build import store
+from rlmake.build import shared_folder, store
 from rlmake.build.plan import EXPORT_RULE, RULE_OF
 from rlmake.build.store import STORE, Artefact
 from rlmake.core import slurm
@@ -31,6 +31,12 @@ OF_RULE = {rule: (stage, store.KIND_OF_STAGE[stage]) for stage, rule in RULE_OF.
 }
 BUSY = ("timed out", "unable to contact", "busy", "temporarily", "connection refused")
 LEAD = 120  # seconds before the time limit at which a training saves and leaves
+ENVIRONMENT = """\
+ulimit -n 65536 2>/dev/null || true
+if [ -e .env ]; then
+  [ -f .env ] && [ -r .env ] || { echo "error: $PWD/.env cannot be read on $(hostname)" >&2; exit 2; }
+  set -a; . ./.env; set +a
+fi"""  # the start of every job's script
 ERRORS = 24  # lines of a failed job's log that are shown
 LATER = (
     "not available (",
@@ -142,9 +148,8 @@ def script(commands: Sequence[str], artefact: Artefact) -> str:
 
     `exec`: the early signal goes to the script's own process, which is then the command.
     """
-    prepare = _table(artefact).get("pre_run_command")
-    lines = ["#!/bin/bash", "ulimit -n 65536 2>/dev/null || true", "if [ -f .env ]; then set -a; . ./.env; set +a; fi"]
-    lines += [prepare] if prepare else []
+    prepare = checked(_table(artefact).get("pre_run_command"))
+    lines = ["#!/bin/bash", ENVIRONMENT, *([prepare] if prepare else [])]
     if len(commands) == 1:
         lines.append(f"exec {commands[0].strip()}")
     else:
@@ -152,6 +157,21 @@ def script(commands: Sequence[str], artefact: Artefact) -> str:
         lines += [f"{task}) exec {command.strip()} ;;" for task, command in enumerate(commands, 1)]
         lines.append("esac")
     return "\n".join(lines) + "\n"
+
+
+def checked(command: str | None) -> str | None:
+    """`pre_run_command` as lines of a script, which ends with it where it fails: a mistake, not tried again."""
+    if not command:
+        return None
+    report = 'echo "error: slurm.pre_run_command ended with code $code on $(hostname)" >&2; exit 2'
+    return f"{command}\ncode=$?; if [ $code -ne 0 ]; then {report}; fi"
+
+
+def check_env_file(project: Path) -> None:
+    """Raise `ConfigError` for a `.env` that no job could read."""
+    file = project / ".env"
+    if os.path.lexists(file) and not (file.is_file() and os.access(file, os.R_OK)):
+        raise ConfigError(Fault(f"{file}: every job reads it first, and it cannot be read"))
 
 
 def errors_in(log: Path) -> list[str]:
@@ -184,6 +204,16 @@ def _table(artefact: Artefact) -> dict[str, Any]:
         return {}
 
 
+def job_name(job: Any) -> str | None:
+    """`slurm.job_name` of a training."""
+    return _table(artefact_of(job)).get("job_name") if job.name == "train" else None
+
+
+def unused(artefact: Artefact) -> str:
+    """Keys of a training's [slurm] that a build has no use for."""
+    return ", ".join(_table(artefact).get("unused") or ())
+
+
 def options(wanted: dict[str, Any], training: bool) -> list[str]:
     """Options of sbatch for a job's resources (`resources.of`), long ones. A training gets its early signal."""
     table, nodes = wanted["slurm"], wanted["nodes"]
@@ -204,12 +234,14 @@ def check_plan(rows: Iterable[dict[str, Any]], works: dict[tuple[str, str], Any]
     """Ask SLURM about the jobs of a plan (rows of `rlmake plan`); works: the registry's. Raises `ConfigError`."""
     if not slurm.here():
         raise UserError("there is no sbatch on this host; ask for this on a login node of the cluster")
+    check_env_file(Path.cwd())
     faults: dict[str, Fault] = {}
     for row in rows:
         stage, _ = OF_RULE.get(row["rule"], ("", ""))
         if row["rule"] in ("train", "evaluate"):
             folder = Path(row["output"]).relative_to(STORE).parts[0]
             work = works[stage, folder.rpartition("-")[2]]
+            refuse_blind(Path.cwd(), [work.resources["slurm"]["partition"]])
             call = shlex.join(["sbatch", *options(work.resources, training=stage == "train")])
             if call not in faults and (refused := impossible(call)):
                 faults[call] = Fault("SLURM would refuse {}: {}".format(*refused), file=row["target"])
@@ -230,6 +262,13 @@ def partition(wanted: Any) -> str | None:
     if not wanted or (str(wanted) == "cluster" and known and "cluster" not in known):
         return None
     return str(wanted)
+
+
+def refuse_blind(project: Path, wanted: Iterable[Any]) -> None:
+    """Raise `ConfigError` when the nodes of a partition that is asked for cannot see the project's folder."""
+    for name in dict.fromkeys(map(partition, wanted)):
+        if why := shared_folder.unseen(project.resolve(), name):
+            raise ConfigError(Fault(f"partition {name or 'by default'}: {why}"))
 
 
 def refuse_impossible(calls: Iterable[str]) -> None:

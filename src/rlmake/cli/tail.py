@@ -76,7 +76,8 @@ def find(name: str) -> Run:
 
 
 def tail(argv: list[str]) -> int:
-    """Follow all logs of a run, queued, running or ended, and say where it is in the queue."""
+    """Follow all logs of a run, queued, running or ended, and say where it is in the queue. A job that SLURM holds
+    because a node could not start it is released."""
     parser = argparse.ArgumentParser(prog="rlmake tail", description=tail.__doc__)
     parser.add_argument("run", help="run name (the experiment's path), or its directory")
     parser.add_argument("-n", "--lines", type=int, default=10, help="lines of each log to begin with")
@@ -90,11 +91,11 @@ def tail(argv: list[str]) -> int:
 
 
 def _follow(run: Run, lines: int, once: bool) -> int:
-    logs, told, asked, alive = _Logs(run, lines), "", -ASK_SECONDS, True
+    logs, told, asked, alive, releaser = _Logs(run, lines), "", -ASK_SECONDS, True, slurm.Releaser()
     while True:
         if time.monotonic() - asked >= ASK_SECONDS:
             asked = time.monotonic()
-            said, alive, code = state(run)
+            said, alive, code = state(run, None if once else releaser)
             if said != told:
                 told = said
                 print(f"{run.shown}: {said}", file=sys.stderr, flush=True)
@@ -106,14 +107,16 @@ def _follow(run: Run, lines: int, once: bool) -> int:
         time.sleep(LOOK_SECONDS)
 
 
-def state(run: Run) -> tuple[str, bool, int]:
-    """(in words, whether more is to come, exit code)."""
+def state(run: Run, releaser: slurm.Releaser | None = None) -> tuple[str, bool, int]:
+    """(in words, whether more is to come, exit code). `releaser`: of a job that is held."""
     number = run.job()
     jobs = slurm.queue() if number is not None and slurm.here() else []
     if jobs is None:
         return f"SLURM job {number}; SLURM does not answer", True, 0
     job = next((job for job in jobs if job.id == number), None)
     if job is not None and job.live:
+        if releaser and (told := releaser(job)):
+            return told, True, 0
         return f"{job}{_place(job, jobs)}", True, 0
     if holder := run.holder():
         return f"running, {holder}", True, 0

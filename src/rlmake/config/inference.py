@@ -157,6 +157,9 @@ class InferenceConfig(Config):
         check_env_vars(self.env_vars)
         if self.deployment.type == "multi_node" and self.slurm is None:
             raise Refused(("deployment.type", "multi_node needs [slurm]"))
+        if self.deployment.type == "multi_node" and self.deployment.gpus_per_node % self.vllm.tensor_parallel_size:
+            text = f"{self.deployment.gpus_per_node} is not a multiple of vllm.tensor_parallel_size"
+            raise Refused(("deployment.gpus_per_node", f"{text} = {self.vllm.tensor_parallel_size}"))
         if self.check_weights and self.engine == "vllm" and (reason := self._uncheckable()):
             raise Refused(("check_weights", reason))
         if self.engine == "transformers" and (faults := self._unread()):

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
+    from rlmake.config.deployment import MultiNode
     from rlmake.config.inference import InferenceConfig
     from rlmake.config.rl import RLConfig
+    from rlmake.config.shared import SlurmConfig
     from rlmake.config.sources import EvalSource, TrainSource
 
 Faults = list[tuple[str, str]]
@@ -30,6 +32,21 @@ def standing_alone(inference: "InferenceConfig | None") -> Faults:
     return faults
 
 
+def over_nodes(place: "MultiNode", inference: "InferenceConfig | None", slurm: "SlurmConfig | None") -> Faults:
+    """What a run over several nodes must not ask for."""
+    faults = [] if slurm is not None else [("deployment.type", "multi_node needs [slurm]")]
+    if inference is None:
+        if (place.num_infer_nodes or 0) > 0:
+            faults.append(("inference", f"is needed: deployment.num_infer_nodes = {place.num_infer_nodes}"))
+        elif place.num_infer_replicas > 1:
+            faults.append(("inference", f"is needed: deployment.num_infer_replicas = {place.num_infer_replicas}"))
+        return faults
+    if place.gpus_per_node % (parallel := inference.vllm.tensor_parallel_size):
+        text = f"{place.gpus_per_node} is not a multiple of inference.vllm.tensor_parallel_size = {parallel}"
+        faults.append(("deployment.gpus_per_node", text))
+    return faults
+
+
 def completions_fit(inference: "InferenceConfig | None", sources: "Sequence[TrainSource | EvalSource]") -> Faults:
     """An engine whose sequences are too short for the completions that the sources ask of it."""
     limit = inference.vllm.max_model_len if inference is not None else None
@@ -44,16 +61,9 @@ def _placement(config: "RLConfig") -> Faults:
     place, inference, faults = config.deployment, config.inference, []
     fake = config.trainer.data.fake is not None
     if place.type == "multi_node":
-        if config.slurm is None:
-            faults.append(("deployment.type", "multi_node needs [slurm]"))
+        faults += over_nodes(place, inference, config.slurm)
         if place.num_infer_nodes == 0 and not fake:
             faults.append(("deployment.num_infer_nodes", "0 needs [trainer.data.fake]"))
-        if (place.num_infer_nodes or 0) > 0 and inference is None:
-            faults.append(("inference", f"is needed: deployment.num_infer_nodes = {place.num_infer_nodes}"))
-        tp = inference.vllm.tensor_parallel_size if inference is not None else 1
-        if place.gpus_per_node % tp:
-            fault = f"{place.gpus_per_node} is not a multiple of inference.vllm.tensor_parallel_size = {tp}"
-            faults.append(("deployment.gpus_per_node", fault))
         if place.orchestrator_on_inference and inference is None:
             faults.append(("deployment.orchestrator_on_inference", "needs [inference]"))
         return [*faults, *_ranks(config, place.num_train_nodes * place.ranks_per_node)]

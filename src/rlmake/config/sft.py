@@ -12,7 +12,7 @@ from rlmake.config.names import auto_name
 from rlmake.config.online import OnlineEvalProcessConfig, SFTEvalConfig
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig, resolve_auto
-from rlmake.config.rl_checks import completions_fit, standing_alone
+from rlmake.config.rl_checks import completions_fit, over_nodes, standing_alone
 from rlmake.config.shared import (
     FilesystemBroadcast,
     HeartbeatConfig,
@@ -172,10 +172,12 @@ class SFTConfig(SharingConfig, TrainerCommon):
                 )
         else:
             ranks = place.num_train_nodes * place.ranks_per_node
-            if (place.num_infer_nodes or 0) > 0 and self.inference is None:
-                faults.append(("inference", f"is needed: deployment.num_infer_nodes = {place.num_infer_nodes}"))
-            if self.slurm is None:
-                faults.append(("deployment.type", "multi_node needs [slurm]"))
+            faults += over_nodes(place, self.inference, self.slurm)
+            if self.inference is not None and place.num_infer_nodes == 0:
+                faults.append(("deployment.num_infer_nodes", "0 leaves no node for [inference]"))
+            if place.orchestrator_on_inference:
+                text = "an SFT has no orchestrator; its evaluations stand on the first inference node"
+                faults.append(("deployment.orchestrator_on_inference", text))
         rows = ranks // self.model.cp * data.micro_batch_size
         if rows and data.batch_size % rows:
             faults.append(
@@ -207,22 +209,23 @@ class SFTConfig(SharingConfig, TrainerCommon):
         faults = []
         if self.inference is None:
             faults.append(("eval", "needs [inference]: the server that the evaluated weights are loaded into"))
-        if self.deployment.type != "single_node":
-            faults.append(("eval", "over several nodes is not built yet; evaluate checkpoints with `eval` instead"))
         if self.weight_broadcast is None:
             self.weight_broadcast = FilesystemBroadcast()
         if self.weight_broadcast.type == "nccl" and self.model.lora is not None:
             faults.append(("weight_broadcast.type", "'nccl' does not work with model.lora; use 'filesystem'"))
         return faults
 
-    def online_eval(self, run_dir: Path | str, base_url: str | None) -> OnlineEvalProcessConfig:
-        """What the online evaluation's process needs to know; `base_url` of the inference server."""
+    def online_eval(
+        self, run_dir: Path | str, base_url: str | None, engines: list[str] | None = None
+    ) -> OnlineEvalProcessConfig:
+        """What the online evaluation's process needs to know; `base_url` of the inference server, and the URLs of its
+        engines where that is a router."""
         served = self.inference.vllm.served_model_name or self.model.name
         adapter = adapter_name(self.model.lora.rank, self.model.lora.alpha) if self.model.lora else None
         return OnlineEvalProcessConfig(
             model={
                 "name": served,
-                "client": {"base_url": base_url},
+                "client": {"base_url": base_url, "admin_base_url": engines},
                 "lora": None if adapter is None else {"name": adapter},
             },
             tokenizer=self.tokenizer,

@@ -1,6 +1,7 @@
 """Tables that several entry points share: run, logging, checkpoints, resuming, monitors, model names, placement."""
 
 import os
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -244,6 +245,41 @@ class ZmqTransport(Config):
 RolloutTransport = Annotated[FilesystemTransport | ZmqTransport, Field(discriminator="type")]
 
 
+MOST_SIGNAL_S = 65535  # of sbatch --signal
+TEXTS = ("job_name", "partition", "account", "constraint", "nodelist", "exclude")
+OURS = {
+    "nodes": "deployment", "ntasks": "deployment", "ntasks-per-node": "deployment", "cpus-per-task": "deployment",
+    "gres": "deployment", "gpus": "deployment", "gpus-per-node": "deployment", "partition": "slurm.partition",
+    "account": "slurm.account", "time": "slurm.time", "mem": "slurm.memory", "constraint": "slurm.constraint",
+    "nodelist": "slurm.nodelist", "exclude": "slurm.exclude", "job-name": "slurm.job_name",
+    "signal": "slurm.save_before_end", "exclusive": "slurm.exclusive", "chdir": "slurm.project_dir",
+    **dict.fromkeys(("array", "comment", "error", "export", "hold", "output", "parsable", "test-only", "wait", "wrap")),
+}  # fmt: skip
+"""Options of sbatch that are not the user's to give, and the key that says the same; None: the launcher's own."""
+SHORT = {
+    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "p": "partition", "A": "account", "t": "time",
+    "C": "constraint", "w": "nodelist", "x": "exclude", "J": "job-name", "D": "chdir", "a": "array", "e": "error",
+    "H": "hold", "o": "output", "W": "wait",
+}  # fmt: skip
+
+
+def _fault_of_text(text: str | None) -> str | None:
+    """Why a text can be no value of sbatch: it stands in a line of a script."""
+    if text is None or (text.strip() and text.isprintable() and '"' not in text and "\\" not in text):
+        return None
+    return f"expected one line of text without quotation marks and backslashes, not {text!r}"
+
+
+def _fault_of_option(text: str) -> str | None:
+    """Why a text is no option that sbatch may be given."""
+    if not re.fullmatch(r"--[a-z][a-z-]+(=.+)?|-[A-Za-z].*", text) or _fault_of_text(text):
+        return f"expected one option of sbatch as --name or --name=value, not {text!r}"
+    name = text[2:].partition("=")[0] if text.startswith("--") else SHORT.get(text[1], text[1])
+    if name in OURS and text != "--mem=0":  # all memory of each node: `memory` has no word for it
+        return f"{text}: set {key} instead" if (key := OURS[name]) else f"{text}: --{name} is set by the launcher"
+    return None
+
+
 class SlurmConfig(Config):
     """Submission to a SLURM cluster."""
 
@@ -262,13 +298,16 @@ class SlurmConfig(Config):
     )
     extra: list[str] = runtime(list, "More options of sbatch, one an entry.")
     pre_run_command: str | None = runtime(None, "Shell line run once before the launch.")
-    save_before_end: int = runtime(120, "Seconds before the time limit at which the run saves and leaves.", ge=1)
+    save_before_end: int = runtime(
+        120, "Seconds before the time limit at which the run saves and leaves.", ge=1, le=MOST_SIGNAL_S
+    )
     cleanup_grace_period: float = runtime(10.0, "Most seconds that others get to end after a failure.", ge=0)
     shared_fs: bool = runtime(True, "Whether all nodes see the same files.")
 
     @model_validator(mode="after")
     def _readable(self):
-        faults = []
+        faults = [(key, fault) for key in TEXTS if (fault := _fault_of_text(getattr(self, key)))]
+        faults += [(f"extra.{i}", fault) for i, text in enumerate(self.extra) if (fault := _fault_of_option(text))]
         for key, read in (("time", slurm.minutes), ("memory", slurm.megabytes)):
             value = getattr(self, key)
             try:

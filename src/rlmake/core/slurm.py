@@ -17,6 +17,7 @@ LIVE = {
 }  # fmt: skip
 FIELDS = "%i|%T|%r|%S|%N|%Z|%k"
 TIMEOUT = 30.0
+RELEASES = 3  # times that a job is let go again which a node could not start
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,34 @@ def release(job: str) -> str | None:
     return None if answer.returncode == 0 else " ".join((answer.stderr or answer.stdout).split())
 
 
+class Releaser:
+    """What to do about held jobs, for whoever follows some."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}  # job → how often it was released here; one more: and what lets it go was said
+
+    def __call__(self, job: Job) -> str | None:
+        """A job that SLURM holds because a node could not start it is released, `RELEASES` times; of any other that is
+        held the answer says, once, how it goes on. None: nothing new."""
+        times = self._times.get(job.id, 0)
+        if not job.held:
+            if times > RELEASES:
+                del self._times[job.id]
+            return None
+        if job.launch_failed and times < RELEASES:
+            self._times[job.id] = times + 1
+            refused = release(job.id)
+            how = f"could not be released: {refused}" if refused else f"released ({times + 1} of {RELEASES} times)"
+            return f"SLURM job {job.id} was held because a node could not start it ({job.reason}); {how}"
+        if times > RELEASES:
+            return None
+        self._times[job.id] = RELEASES + 1
+        return (
+            f"SLURM job {job.id} is held ({job.reason}) and will not start by itself: `scontrol release {job.id}` "
+            f"lets it go, `scancel {job.id}` ends it"
+        )
+
+
 def cancel(jobs: Sequence[str]) -> str | None:
     """Cancel jobs. None when it worked, else what SLURM said."""
     answer = ask("scancel", *jobs, timeout=60.0)
@@ -210,7 +239,9 @@ def minutes(text: str) -> int:
         hours, mins, seconds = [*numbers, 0, 0][:3]
     else:
         hours, mins, seconds = {1: (0, *numbers, 0), 2: (0, *numbers), 3: tuple(numbers)}[len(numbers)]
-    return max(1, -(-(((int(days) * 24 + hours) * 60 + mins) * 60 + seconds) // 60))
+    if not (total := ((int(days) * 24 + hours) * 60 + mins) * 60 + seconds):
+        raise ValueError("expected a time above 0; leave it out for the partition's own limit")
+    return -(-total // 60)
 
 
 def megabytes(text: str) -> int:
@@ -219,4 +250,6 @@ def megabytes(text: str) -> int:
     if not match:
         raise ValueError("expected a size like 800M or 64G")
     scale = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]]
+    if not int(match[1]):
+        raise ValueError("expected a size above 0; extra = ['--mem=0'] asks for all memory of each node")
     return max(1, int(int(match[1]) * scale))

@@ -57,7 +57,7 @@ class Components:
         return written
 
     def _start(self, supervisor: Supervisor, name: str, command: list[str], env: dict[str, str], log: Path, **options):
-        """Start a process that computes nothing: an env server, the orchestrator."""
+        """Start a process that computes nothing: an env server, the orchestrator, an online evaluation."""
         supervisor.start(name, command, env, log, **options)
 
     def start_inference(
@@ -133,9 +133,8 @@ class Components:
         """Start the evaluation beside an SFT trainer; the run ends when both have."""
         path = self.write("online_eval", config)
         command = [sys.executable, "-m", "rlmake.orchestrator.online", "@", str(path)]
-        supervisor.start(
-            "eval", command, environment(self.ctx, config.env_vars), self.ctx.log_dir / "eval.log", final=True
-        )
+        env = environment(self.ctx, config.env_vars)
+        self._start(supervisor, "eval", command, env, self.ctx.log_dir / "eval.log", final=True)
 
     def start_trainer(
         self, supervisor: Supervisor, config: TrainerConfig | SFTConfig, num_gpus: int, cpu_ranks: int, skip_gpus: int

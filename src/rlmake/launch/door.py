@@ -7,17 +7,15 @@
 <run>/configs/attempt_<n>/resolved/   the same, until the attempt's own components write what they were given
 """
 
-import functools
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import resources as package
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import resources, submission
+from rlmake.build import resources, shared_folder, submission
 from rlmake.config import dump
 from rlmake.config.shared import SlurmConfig
 from rlmake.core import slurm
@@ -30,10 +28,8 @@ SCHEMA = 1
 MARK = "RLMAKE_SUBMITTED"  # set in the job, to the run directory: there the run is started, not submitted again
 VALUES = (
     "entry", "run_name", "options", "nodes", "project_dir", "config_dir", "log_dir", "output_dir", "exports",
-    "pre_run_command", "command", "config",
+    "environment", "pre_run_command", "command", "config",
 )  # fmt: skip
-LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
-LOCAL_TYPES = ("tmpfs", "ramfs", "overlay")
 
 
 def in_own_job(run_dir: Path) -> bool:
@@ -64,7 +60,8 @@ def live_job(run_dir: Path) -> slurm.Job | None:
 def check_not_queued(run_dir: Path) -> None:
     """Raise `UserError` when a job of the run is queued or running, other than this one."""
     if not in_own_job(run_dir) and (job := live_job(run_dir)):
-        raise UserError(f"{run_dir}: {job}; wait for it, or end it with: scancel {job.id}")
+        held = slurm.Releaser()(job)  # nobody else looks after a job that was submitted directly
+        raise UserError(f"{run_dir}: {held or f'{job}; wait for it, or end it with: scancel {job.id}'}")
 
 
 def check(cfg: Any, kind: str) -> list[str]:
@@ -76,8 +73,9 @@ def check(cfg: Any, kind: str) -> list[str]:
     if not project.is_dir():
         raise ConfigError(Fault(f"{table.project_dir}: no such directory", "slurm.project_dir"))
     template(table.template_path)
+    submission.check_env_file(project)
     options = submission.options(resources.of(kind, dump(cfg)), training=kind in ("rl", "sft"))
-    if why := _unseen(project.resolve(), submission.partition(table.partition)):
+    if why := shared_folder.unseen(project.resolve(), submission.partition(table.partition)):
         raise ConfigError(Fault(why, "slurm.project_dir"))
     submission.refuse_impossible([shlex.join(["sbatch", *options])])
     return options
@@ -107,7 +105,8 @@ def submit(
         "log_dir": str(attempt.log_dir),
         "output_dir": str(run_dir),
         "exports": exports(cfg, run_dir, name, attempt),
-        "pre_run_command": table.pre_run_command,
+        "environment": submission.ENVIRONMENT,
+        "pre_run_command": submission.checked(table.pre_run_command),
         "command": shlex.join(command),
         "config": config,
     }
@@ -207,31 +206,3 @@ def _reentry(kind: str, cfg: Any, run_dir: Path, name: str) -> dict[str, Any]:
     if getattr(getattr(cfg, "deployment", None), "type", None) != "multi_node":
         config["slurm"] = None
     return config
-
-
-@functools.cache
-def _foreign_nodes(partition: str | None) -> bool:
-    """Whether the partition has nodes on other hosts than this one."""
-    answer = slurm.ask("sinfo", "-h", "-N", "-o", "%P %n")
-    rows = [line.split() for line in answer.stdout.splitlines()] if answer is not None else []
-    nodes = {node for name, node in rows if name.rstrip("*") == partition or (partition is None and "*" in name)}
-    return bool(nodes - {os.uname().nodename, os.uname().nodename.partition(".")[0]})
-
-
-def _unseen(project: Path, partition: str | None) -> str | None:
-    """Why the nodes cannot see the project's folder, where that is plain from here; each node is asked in the job."""
-    if not _foreign_nodes(partition):
-        return None
-    kind = _filesystem(project)
-    if kind in LOCAL_TYPES or any(project.is_relative_to(folder) for folder in LOCAL):
-        return f"{project} is on this host alone ({kind}); the nodes cannot see it: use a shared file system"
-    return None
-
-
-def _filesystem(path: Path) -> str:
-    """Type of the file system that holds `path`."""
-    try:
-        answer = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=False)
-    except OSError:
-        return "unknown"
-    return answer.stdout.strip() or "unknown"

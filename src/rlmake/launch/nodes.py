@@ -31,7 +31,7 @@ class NodeComponents(Components):
         return cls(ctx, attempt, allocation=allocation)
 
     def _start(self, supervisor: Supervisor, name: str, command: list[str], env: dict[str, str], log: Path, **options):
-        """Orchestrator and env servers: beside one another."""
+        """Orchestrator, or online evaluation, and env servers: beside one another."""
         node = self.allocation.orchestrator
         supervisor.start(f"{name} ({node})", self.allocation.srun(node, command), env, log, remote=True, **options)
 

@@ -219,7 +219,8 @@ def _start_sft(supervisor: Supervisor, components: Components, cfg: SFTConfig) -
     components.start_env_servers(supervisor, _write_eval_servers(components, cfg))
     components.start_trainer(supervisor, cfg, _train_gpus(cfg), ranks, skip)
     base_url = components.await_inference(supervisor, address_file)
-    components.start_online_evaluation(supervisor, cfg.online_eval(components.ctx.run_dir, base_url))
+    evaluation = cfg.online_eval(components.ctx.run_dir, base_url, components.engines(address_file))
+    components.start_online_evaluation(supervisor, evaluation)
 
 
 def _write_eval_servers(components: Components, cfg: SFTConfig):
