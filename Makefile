@@ -33,12 +33,12 @@ algorithms: env
 test: env
 	$(BIN)/python -m pytest tests
 
-# A real SLURM on this host (as root, Debian: installs slurm-wlm and munge when they are not there), four nodes on
-# loopback ports; started, used and stopped.
+# A real SLURM on this host (as root, Debian: installs slurm-wlm, munge, slurmdbd and mariadb-server when they are not
+# there), four nodes on loopback ports; started, used and stopped: first without accounting, then with.
+SLURM := $(BIN)/python tests/slurm/cluster.py run
 test-slurm: env
-	$(BIN)/python tests/slurm/cluster.py up
-	@$(BIN)/python tests/slurm/cluster.py run -- $(BIN)/python -m pytest -n 2 --dist loadfile tests/slurm; code=$$?; \
-	$(BIN)/python tests/slurm/cluster.py down; exit $$code
+	$(SLURM) -- $(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 tests/slurm
+	$(SLURM) --accounting -- $(BIN)/python -m pytest --durations 5 tests/slurm
 
 # A run of two sources, each of whose processes is killed once; several minutes.
 test-crash: env

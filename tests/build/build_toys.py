@@ -213,6 +213,11 @@ class Project:
         output, _ = process.communicate(timeout=900)
         return process.returncode, output
 
+    def rlmake(self, *arguments: str) -> subprocess.CompletedProcess:
+        """One of rlmake's commands in the project."""
+        command = [sys.executable, "-m", "rlmake.cli.main", *arguments]
+        return subprocess.run(command, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=120)
+
     def build(self, *targets: str, **env: str) -> list[str]:
         """Build, and return what the toys did: the new lines of toy.log, single steps left out."""
         before = len(self.log())

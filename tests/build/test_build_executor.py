@@ -66,4 +66,13 @@ async def test_ends(follow, end, words, again):
 async def test_a_requeued_job_goes_on(follow):
     executor, info, said, state = follow
     state["end"] = slurm.End("PENDING", 0)
-    assert not await executor._over(info, None) and said == []
+    queued = slurm.Job("7", "COMPLETED", "", "", "", "", "")  # as the queue showed it a moment ago
+    assert [await executor._over(info, queued) for _ in range(MISSES)] == [False] * MISSES and said == []
+
+
+async def test_a_job_that_only_the_accounts_believe_alive_has_vanished(follow):
+    """A controller that lost its jobs leaves them running in the accounts for ever."""
+    executor, info, said, state = follow
+    state["end"] = slurm.End("RUNNING", 0)
+    assert [await executor._over(info, None) for _ in range(MISSES)] == [False] * (MISSES - 1) + [True]
+    assert "has vanished" in said[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOON = ("--rlmake-init-seconds-before-status-checks", "2", "--latency-wait", "5")
+PROFILE = ("--profile", "profiles/slurm", *SOON)
 
 
 def slurm(*command: str) -> str:
@@ -39,6 +40,35 @@ def live(folder: Path) -> list[dict[str, str]]:
     return [
         job for job in jobs(folder) if job["state"] in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
     ]
+
+
+def trainings(project) -> list[dict[str, str]]:
+    """The trainings among a toy project's jobs."""
+    return [job for job in jobs(project.root) if job["comment"].startswith("rule_train_")]
+
+
+def read_until(driver: subprocess.Popen, words: str) -> str:
+    """The driver's output up to the line with the words."""
+    seen = []
+    for line in driver.stdout:
+        seen.append(line)
+        if words in line:
+            return "".join(seen)
+    raise AssertionError(f"the driver ended without saying {words!r}: {''.join(seen)[-4000:]}")
+
+
+def kill_process(folder: Path, word: str, number: int) -> list[int]:
+    """Send a signal to the project's processes whose command line has the word. Their pids."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            ours = entry.name.isdigit() and os.readlink(entry / "cwd") == str(folder.resolve())
+            if ours and word.encode() in (entry / "cmdline").read_bytes().replace(b"\0", b" "):
+                os.kill(int(entry.name), number)
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
 
 
 def hurry(job: str) -> None:

@@ -1,16 +1,23 @@
 """Jobs and drivers on a real SLURM, with toy workers: what is submitted, what is attached to, what is never lost."""
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from slurm_tools import SOON, jobs, live, slurm, until
+from slurm_tools import PROFILE, jobs, live, read_until, slurm, trainings, until
 
 pytestmark = pytest.mark.timeout(900)
-PROFILE = ("--profile", "profiles/slurm", *SOON)
-TRAIN = "rule_train_"
+DIRECT = """
+[run]
+name = "d"
+[deployment]
+num_train_gpus = 0
+num_infer_gpus = 0
+[slurm]
+"""
 
 
 def build(project, *targets: str, **env: str) -> str:
@@ -19,22 +26,8 @@ def build(project, *targets: str, **env: str) -> str:
     return output
 
 
-def trainings(project) -> list[dict[str, str]]:
-    return [job for job in jobs(project.root) if job["comment"].startswith(TRAIN)]
-
-
 def wait_for_steps(project, count: int) -> None:
     until(lambda: sum(line.startswith("step ") for line in project.log()) >= count, f"{count} steps")
-
-
-def read_until(driver: subprocess.Popen, words: str) -> str:
-    """The driver's output up to the line with the words."""
-    seen = []
-    for line in driver.stdout:
-        seen.append(line)
-        if words in line:
-            return "".join(seen)
-    raise AssertionError(f"the driver ended without saying {words!r}: {''.join(seen)[-4000:]}")
 
 
 def kill(driver: subprocess.Popen) -> None:
@@ -180,18 +173,37 @@ def test_evaluations_of_a_grid_are_one_array(toys):
     assert all((toys.root / cell / "evals" / "held").is_symlink() for cell in cells)
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ('partition = "gpux"', "there is no partition 'gpux'; did you mean 'gpu'?"),
-        ('memory = "900G"', "no partition has such nodes"),
-        ('constraint = "h300"', "Invalid feature"),
-        ('nodelist = "node99"', "Invalid node name"),
-    ],
-)
-def test_what_slurm_would_refuse_is_said_before_anything_is_submitted(toys, table, words):
-    toys.edit("t/sft.toml", "[experiment]", f"[slurm]\n{table}\n[experiment]")
-    code, output = toys.snakemake(*PROFILE, "outputs/t/sft/weights")
+def test_what_slurm_would_refuse_is_said_before_anything_is_submitted(toys):
+    """All faults of a build at once, a line each; by the plan and by the entry points as well."""
+    tables = {
+        'partition = "gpux"': "there is no partition 'gpux'; did you mean 'gpu'?",
+        'memory = "900G"': "no partition has such nodes",
+        'constraint = "h300"': "Invalid feature",
+        'nodelist = "node99"': "Invalid node name",
+        "[deployment]\ngpus_per_node = 8\nnum_train_gpus = 8": "no partition has such nodes",
+    }
+    plain = (toys.root / "experiments" / "t" / "sft.toml").read_text()
+    for number, table in enumerate(tables):
+        text = plain.replace("[experiment]", f"[slurm]\n{table}\n[experiment]").replace("1e-3", f"1e-{number + 4}")
+        toys.write(f"t/bad{number}.toml", text)
+    code, output = toys.snakemake(*PROFILE, *(f"outputs/t/bad{number}/weights" for number in range(len(tables))))
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert code == 2 and len(errors) == 1 and words in errors[0], output
-    assert not jobs(toys.root) and "Traceback" not in output
+    assert code == 2 and len(errors) == len(set(tables.values())), output
+    assert all(any(words in error for error in errors) for words in tables.values()), output
+    assert "Traceback" not in output
+    toys.edit("t/bad0.toml", '"gpux"', '"far"')
+    (toys.root / ".env").mkdir()
+    for command, words in (
+        (["plan", "--slurm", "outputs/t/bad0/weights"], ".env: every job reads it first, and it cannot be read"),
+        (["plan", "--slurm", "outputs/t/bad0/weights"], "is on this host alone"),
+        (["plan", "--slurm", "outputs/t/bad1/weights"], "no partition has such nodes"),
+        (["sft", "@", "direct.toml", "--slurm.partition", "gpux"], "there is no partition 'gpux'"),
+        (["sft", "@", "direct.toml", "--slurm.partition", "far"], "is on this host alone"),
+        (["sft", "@", "direct.toml", "--slurm.template-path", "no.j2"], "slurm.template_path: no.j2: No such file"),
+    ):
+        (toys.root / "direct.toml").write_text(plain.partition("[experiment]")[0] + DIRECT)
+        said = toys.rlmake(*command)
+        assert said.returncode == 2 and words in said.stderr, said
+        assert said.stderr.count("\n") == 1 and "Traceback" not in said.stderr, said.stderr
+        shutil.rmtree(toys.root / ".env", ignore_errors=True)
+    assert not jobs(toys.root) and not (toys.root / "outputs" / "d").exists()

@@ -239,6 +239,7 @@ class Executor(plugin.Executor):
                 self.report_job_success(info)
             elif jobs is None or (job is not None and job.live) or not await self._over(info, job):
                 if job is not None:
+                    self._misses.pop(number, None)
                     self._say_state(info, job)
                     if said := await asyncio.to_thread(self._releaser, job):
                         self.logger.warning(said)
@@ -253,12 +254,14 @@ class Executor(plugin.Executor):
         """Report how a job that is not live any more ended; False when that is not known yet."""
         number = info.external_jobid
         end = await asyncio.to_thread(slurm.ended, number)
-        if end is not None and end.state in slurm.LIVE:
-            return False
-        if job is None and end is None:
+        alive = end is not None and end.state in slurm.LIVE  # what the accounts believe of a job that the queue lost
+        if job is None and (end is None or alive):
             self._misses[number] = self._misses.get(number, 0) + 1
             if self._misses[number] < MISSES:
                 return False
+            end = None
+        elif alive:
+            return False
         if (end is not None and end.state == "COMPLETED") or submission.finished(submission.artefact_of(info.job)):
             self.report_job_success(info)
             return True
@@ -271,8 +274,10 @@ class Executor(plugin.Executor):
     def _obituary(self, info: SubmittedJobInfo, end: slurm.End | None, log: Path | None) -> list[str]:
         """Lines: what SLURM says, then what the job itself said."""
         number = info.external_jobid
+        errors = [f"    {line}" for line in (submission.errors_in(log) if log else [])]
         if end is None:
-            return [f"SLURM job {number} has vanished: neither queue nor accounts know it; it is submitted again"]
+            text = f"SLURM job {number} has vanished: neither queue nor accounts know how it ended; it is submitted again"
+            return [f"{text}; log: {log}", *errors]
         code = f" (exit code {end.code})" if end.code else ""
         text = f"SLURM job {number} ended as {end.state}{code}"
         if end.state == "OUT_OF_MEMORY":
@@ -281,8 +286,7 @@ class Executor(plugin.Executor):
         elif end.state == "FAILED" and end.code in FINAL:
             _no_retry(info.job)
             text += f": {FINAL[end.code]}"
-        errors = submission.errors_in(log) if log else []
-        return [f"{text}; log: {log}", *(f"    {line}" for line in errors)]
+        return [f"{text}; log: {log}", *errors]
 
     def _say_state(self, info: SubmittedJobInfo, job: slurm.Job) -> None:
         """A line when a job's state changes, requeueing included."""
