@@ -34,10 +34,10 @@ test: env
 	$(BIN)/python -m pytest tests
 
 # A real SLURM on this host (as root, Debian: installs slurm-wlm, munge, slurmdbd and mariadb-server when they are not
-# there), four nodes on loopback ports; started, used and stopped: first without accounting, then with.
+# there), six nodes on loopback ports; started, used and stopped: first without accounting, then with.
 SLURM := $(BIN)/python tests/slurm/cluster.py run
 test-slurm: env
-	$(SLURM) -- $(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 tests/slurm
+	$(SLURM) -- $(BIN)/python -m pytest -n 3 --dist loadfile --durations 10 tests/slurm
 	$(SLURM) --accounting -- $(BIN)/python -m pytest --durations 5 tests/slurm
 
 # A run of two sources, each of whose processes is killed once; several minutes.

@@ -3,7 +3,7 @@
     python tests/slurm/cluster.py run [--accounting] -- CMD    start it, run CMD in it, stop it, whatever happens
                                   up [--accounting] | exec -- CMD | down    the same in three steps
 
-Four `slurmd` on loopback ports stand for four nodes of 8 CPUs and 4 GPUs (null devices, so they can be handed out and
+Six `slurmd` on loopback ports stand for six nodes of 8 CPUs and 4 GPUs (null devices, so they can be handed out and
 nothing can run on them). Everything but munge's key lies below $SLURM_TEST_DIR; ports are free ones, and the commands
 find their cluster by $SLURM_CONF, so a SLURM or a munge that this host has already is left alone. `--accounting` adds
 slurmdbd with MariaDB, and a controller that forgets ended jobs at once.
@@ -11,8 +11,9 @@ slurmdbd with MariaDB, and a controller that forgets ended jobs at once.
 All processes of the cluster, those of its jobs too, carry its $SLURM_CONF in their environment: by that they are found
 and ended, also after a run that was killed.
 
-Partitions: `gpu` (default, one node), `work` (three), `high` (preempts `work` by requeueing), `far` (a node on another
-host, which is down). Tests of jobs keep to `gpu`, tests of runs to `work`, and so go side by side.
+Partitions: `gpu` (default, one node), `wide` (three), `solo` (two), `high` (preempts `solo` by requeueing), `far` (a
+node on another host, which is down). Tests of jobs keep to `gpu`, of runs over several nodes to `wide`, of other runs to
+`solo`, and so go side by side.
 """
 
 import ctypes
@@ -32,7 +33,8 @@ from pathlib import Path
 ROOT = Path(os.environ.get("SLURM_TEST_DIR", "/tmp/rlmake-slurm"))
 CONF = ROOT / "etc" / "slurm.conf"
 PROLOG = ROOT / "prolog-fails"  # names of nodes, one a line, that can start no job
-NODES = 4
+NODES = 6
+WIDE, SOLO = range(1, 4), range(5, 7)
 PORTS = range(11000, 19000)  # below those that the system gives away, and those of the ranks' rendezvous
 PACKAGES = ["slurm-wlm", "munge"]
 ACCOUNTING = ["slurmdbd", "mariadb-server"]
@@ -79,9 +81,10 @@ def conf(host: str, accounting: int | None) -> str:
         f"Prolog={ROOT}/etc/prolog", "ReturnToService=2", "KillWait=12", "InactiveLimit=0", "SlurmdTimeout=60",
         "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", "JobRequeue=1", *records, *nodes,
         f"NodeName=far1 NodeHostname=elsewhere NodeAddr=127.0.0.1 Port={far} CPUs=8 RealMemory=8000 State=DOWN",
-        f"PartitionName=gpu Nodes=node{NODES} Default=YES MaxTime=INFINITE State=UP PriorityTier=1",
-        f"PartitionName=work Nodes=node[1-{NODES - 1}] MaxTime=INFINITE State=UP PriorityTier=1",
-        f"PartitionName=high Nodes=node[1-{NODES - 1}] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF",
+        "PartitionName=gpu Nodes=node4 Default=YES MaxTime=INFINITE State=UP PriorityTier=1",
+        "PartitionName=wide Nodes=node[1-3] MaxTime=INFINITE State=UP PriorityTier=1",
+        "PartitionName=solo Nodes=node[5-6] MaxTime=INFINITE State=UP PriorityTier=1",
+        "PartitionName=high Nodes=node[5-6] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF",
         "PartitionName=far Nodes=far1 MaxTime=60 State=UP",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -213,7 +216,9 @@ def up(accounting: bool, tied: bool = False) -> None:
         daemon(f"slurmd{i}", "slurmd", "-D", "-N", f"node{i}", tied=tied)
 
     def idle() -> bool:
-        return run("sinfo", "-h", "-N", "-p", "gpu,work", "-o", "%t", check=False).stdout.split() == ["idle"] * NODES
+        return (
+            run("sinfo", "-h", "-N", "-p", "gpu,wide,solo", "-o", "%t", check=False).stdout.split() == ["idle"] * NODES
+        )
 
     wait(idle, "idle nodes", 60)
 

@@ -58,10 +58,10 @@ import_path = "{renderer}"
 [ckpt]
 interval = 1000
 [slurm]
-partition = "work"
+partition = "{partition}"
 time = "20"
 memory = "600M"
-save_before_end = 100
+save_before_end = 118
 {table}
 [deployment]
 {place}
@@ -90,7 +90,7 @@ lr = 1e-3
 [ckpt]
 interval = 1
 [slurm]
-partition = "work"
+partition = "wide"
 time = "20"
 memory = "600M"
 [deployment]
@@ -140,7 +140,9 @@ class Project:
         file.write_text(text)
 
     def sft(self, steps: int, place: str = ONE, renderer: str = "slow.py:Slow", table: str = "") -> None:
-        self.write("experiments/sft.toml", SFT.format(steps=steps, place=place, renderer=renderer, table=table))
+        partition = "solo" if place == ONE else "wide"
+        values = {"steps": steps, "place": place, "renderer": renderer, "table": table, "partition": partition}
+        self.write("experiments/sft.toml", SFT.format(**values))
 
     def start(self, *targets: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "snakemake", *PROFILE, *targets]

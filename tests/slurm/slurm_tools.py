@@ -89,6 +89,17 @@ def runs_again(job: str, seconds: float = 240) -> None:
     until(running, f"job {job} runs again", seconds)
 
 
+def cut(job: str) -> None:
+    """Let the job's time limit come soon: it is lowered to one or two minutes from now, SLURM does the rest."""
+    used = slurm("squeue", "-h", "-j", job, "-o", "%M").strip().split(":")
+    slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={int(used[-2]) + 2}")
+
+
+def resume(node: str) -> None:
+    """Let a node take jobs again; refused where it does already."""
+    subprocess.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], capture_output=True, check=False)
+
+
 def clean_up(folder: Path) -> None:
     """Leave neither jobs nor drivers behind."""
     if left := [job["id"] for job in live(folder)]:

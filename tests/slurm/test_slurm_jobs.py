@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 from slurm_tools import PROFILE, jobs, live, read_until, slurm, trainings, until
@@ -43,21 +42,21 @@ def held():
     slurm("scontrol", "update", "PartitionName=gpu", "State=UP")
 
 
-def test_the_whole_graph_then_nothing(toys):
+def test_the_whole_graph_then_nothing(bare):
     """One job a training, small things local, names of the user nowhere in SLURM; a second build submits nothing."""
-    toys.edit("t/sft.toml", "[experiment]", '[slurm]\ntime = "10"\nmemory = "300M"\nextra = ["--nice=7"]\n[experiment]')
-    output = build(toys, "all")
-    rules = sorted(job["comment"].split("_wildcards_")[0] for job in jobs(toys.root))
+    bare.edit("t/sft.toml", "[experiment]", '[slurm]\ntime = "10"\nmemory = "300M"\nextra = ["--nice=7"]\n[experiment]')
+    output = build(bare, "all")
+    rules = sorted(job["comment"].split("_wildcards_")[0] for job in jobs(bare.root))
     assert rules == [
         "rule_evaluate", "rule_evaluate", "rule_export", "rule_export", "rule_model", "rule_train", "rule_train",
     ]  # fmt: skip
-    assert Path("outputs/t/rl/weights").is_symlink() and "100%" in output
-    shown = slurm("scontrol", "show", "job", trainings(toys)[0]["id"])
+    assert (bare.root / "outputs/t/rl/weights").is_symlink() and "100%" in output
+    shown = slurm("scontrol", "show", "job", trainings(bare)[0]["id"])
     assert "TimeLimit=00:10:00" in shown and "Nice=7" in shown and "Requeue=1" in shown
     assert "MinMemoryNode=300M" in shown
-    before = len(jobs(toys.root))
-    assert "Nothing to be done" in build(toys, "all")
-    assert len(jobs(toys.root)) == before
+    before = len(jobs(bare.root))
+    assert "Nothing to be done" in build(bare, "all")
+    assert len(jobs(bare.root)) == before
 
 
 @pytest.mark.parametrize("moment", ["running", "pending"])
@@ -67,10 +66,6 @@ def test_a_killed_driver_is_followed_by_one_that_attaches(toys, held, moment):
     if moment == "running":
         held()
     target = "outputs/t/sft/weights"
-    if moment == "pending":
-        held()
-        build(toys, "outputs/t/model/weights", "outputs/t/data/data")
-        slurm("scontrol", "update", "PartitionName=gpu", "State=DOWN")
     driver = toys.start(*PROFILE, target)
     until(lambda: trainings(toys), "a training is submitted")
     if moment == "running":
@@ -146,9 +141,6 @@ def test_a_failure_is_in_the_drivers_output_and_a_mistake_is_not_tried_again(toy
 
 
 def test_a_queued_job_trains_what_was_planned(toys, held):
-    held()
-    build(toys, "outputs/t/model/weights", "outputs/t/data/data")
-    slurm("scontrol", "update", "PartitionName=gpu", "State=DOWN")
     driver = toys.start(*PROFILE, "outputs/t/sft/weights")
     until(lambda: trainings(toys), "a training is submitted")
     toys.edit("t/sft.toml", "lr = 1e-3", "lr = 1e-1")
