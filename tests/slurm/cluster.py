@@ -12,8 +12,8 @@ All processes of the cluster, those of its jobs too, carry its $SLURM_CONF in th
 and ended, also after a run that was killed.
 
 Partitions: `gpu` (default, one node), `wide` (three), `solo` (two), `high` (preempts `solo` by requeueing), `far` (a
-node on another host, which is down). Tests of jobs keep to `gpu`, of runs over several nodes to `wide`, of other runs to
-`solo`, and so go side by side.
+node on another host, which is down). Tests of jobs keep to `gpu`, of runs over several nodes to `wide`, of other runs
+to `solo`, and so go side by side.
 """
 
 import ctypes
