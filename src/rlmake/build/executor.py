@@ -276,7 +276,7 @@ class Executor(plugin.Executor):
         number = info.external_jobid
         errors = [f"    {line}" for line in (submission.errors_in(log) if log else [])]
         if end is None:
-            text = f"SLURM job {number} has vanished: neither queue nor accounts know how it ended; it is submitted again"
+            text = f"SLURM job {number} has vanished, and nobody knows how it ended; it is submitted again"
             return [f"{text}; log: {log}", *errors]
         code = f" (exit code {end.code})" if end.code else ""
         text = f"SLURM job {number} ended as {end.state}{code}"
