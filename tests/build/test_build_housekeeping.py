@@ -175,6 +175,36 @@ def test_adopt(project, call, tmp_path):
     assert real.is_symlink() and project.plan(str(real)) == {}
 
 
+def test_a_fork_of_a_run_that_was_started_directly(project, call):
+    """Its directory is adopted; a fork of it and its own extension go on from there, and nothing is trained again."""
+    project.build("outputs/t/sft/checkpoints/step_4")
+    (folder,) = Path("outputs/.store").glob("train-*")
+    mine = Path("outputs/mine")  # as `sft @ … --run.name mine` would have left it
+    resolved = mine / "configs" / "attempt_1" / "resolved" / "sft.json"
+    write_json(resolved, read_json(folder / "spec.json")["config"])
+    os.symlink("attempt_1", mine / "configs" / "latest")
+    write_json(mine / "run.json", {"schema": 1, "run_id": "0", "name": "mine", "kind": "sft"})
+    shutil.move(folder / "checkpoints", mine)
+    shutil.rmtree(folder)
+    shutil.rmtree("outputs/t/sft")
+    fork = 'resume.dir = "outputs/t/sft/checkpoints/step_2"\nmax_steps = 4'
+    project.write("t/fork.toml", (project.root / "experiments/t/sft.toml").read_text().replace("max_steps = 4", fork))
+    assert project.plan("outputs/t/fork/weights")["train"] == 2
+
+    assert "steps 2, 4 of 4" in call("adopt", str(mine), "--as", "t/sft")[0]
+    rows = project.document("outputs/t/fork/weights")["jobs"]
+    assert [row["run"] for row in rows if row["rule"] == "train"] == ["t/fork"]
+    assert "outputs/t/sft/checkpoints/step_2" in rows[0]["reuses"]
+    done = project.build("outputs/t/fork/weights")
+    assert done == ["train t/fork from 0 to 4 ", "export step_4"]
+    record = json.loads("\n".join(call("card", "outputs/t/fork/weights", "--json")))
+    assert [(row["name"], row["origin"], row["step"]) for row in record["lineage"]][-2:] == [
+        ("t/sft", "adopted", 2), ("t/fork", "built", 4)
+    ]  # fmt: skip
+    project.edit("t/sft.toml", "max_steps = 4", "max_steps = 6")
+    assert project.build(WEIGHTS) == ["train t/sft from 4 to 6 ", "export step_6"]
+
+
 def test_budget(project, capsys):
     """More GPU-hours than allowed: exit code 3, and nothing was started. What is not known is said."""
     project.edit("t/sft.toml", 'evals = ["held"]', "seconds_per_step = 3600")
@@ -186,10 +216,12 @@ def test_budget(project, capsys):
     assert found["totals"]["gpu_hours"] == 8.0 and found["totals"]["unknown"] == 0
     with pytest.raises(UserError, match="the plan needs 8 GPU-hours, the budget is 7") as error:
         verbs.load("plan")([WEIGHTS, "--json", "--budget-gpu-hours", "7"])
-    assert error.value.exit_code == 3
+    assert error.value.exit_code == 3 and not Path("outputs").exists()
+    here = sorted(path.name for path in project.root.iterdir())
     assert verbs.load("plan")([WEIGHTS, "--budget-gpu-hours", "8"]) == 0
     code, output = project.snakemake("-c", "1", WEIGHTS, "--config", "budget_gpu_hours=7")
     assert code == 3 and "nothing was started" in output and not Path("outputs").exists()
+    assert {path.name for path in project.root.iterdir()} - set(here) <= {".snakemake"} and project.log() == []
     code, output = project.snakemake("-n", WEIGHTS, "--config", "budget_gpu_hour=7")
     assert code == 2 and "did you mean 'budget_gpu_hours'?" in output
     project.edit("t/sft.toml", "seconds_per_step = 3600", "")

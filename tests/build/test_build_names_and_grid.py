@@ -8,6 +8,7 @@ from rlmake.build import names
 from rlmake.build.names import Target, parse_target
 from rlmake.config import load_experiment
 from rlmake.config.grid import expand
+from rlmake.core.errors import ConfigError
 
 RUNS = {"a/rl", "data", "t/data", "g/lr=1e-5,seed=0"}
 
@@ -92,6 +93,13 @@ def test_zip_include_exclude(tmp_path):
         ('k = ["a b", "a/b"]', "two cells have one name 'k=a-b': k = a b and k = a/b"),
         ("include = [{a = 1}]\na = [1, 2]", "two cells have one name 'a=1'"),
         ("a = [1]\nexclude = [{a = 5}]", "no cell has a = 5"),
+        ("a = [1, 2]\nexclude = [{a = 1}, {a = 2}]", "experiment.grid.exclude: leaves no cell"),
+        ("a = [1, 2]\ninclude = [{a = 1.0}]", "two cells are equal: a = 1 and a = 1.0"),
+        ("a = [-0.0, 0]", "two values are equal: -0.0 and 0"),
+        ("a = [{b = 1}, {b = 1.0}]", "two values are equal: {b = 1} and {b = 1.0}"),
+        ("a = [0x10, 16]", "two values are equal: 0x10 and 16"),
+        ('a = ["é", "ü"]', "two cells have one name 'a=-'"),
+        ('a = ["x=1", "x-1"]', "two cells have one name 'a=x-1': a = x=1 and a = x-1"),
         (f'k = ["{"x" * 220}"]', "at most 200 are possible"),
     ],
 )
@@ -99,3 +107,34 @@ def test_collisions_are_errors_that_show_both(tmp_path, text, words):
     found, faults = cells(tmp_path, text + "\n")
     assert not found
     assert len(faults) == 1 and words in faults[0] and "g.toml" in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a = [1e400]", "experiment.grid.a: must be finite, not inf"),
+        ("a = [2026-11-30]", "experiment.grid.a: no key takes a date or time; as text it is written '2026-11-30'"),
+        ("a = [{b = 07:32:00}]", "experiment.grid.a: no key takes a date or time"),
+        ('a.b = [1]\n"a.b" = [2]', "experiment.grid.a.b: stands twice, spelled in two ways"),
+        ("a-b = [1]\na_b = [2]", "experiment.grid.a_b: stands twice"),
+        ("a = []", "experiment.grid.a: an axis needs at least one value"),
+        ("a = 1", "experiment.grid.a: expected a list, not 1"),
+        ("a = [1, 2]\nb = [3]\nzip = ['a', 'b']", "axes of one zip need equally many values, not [1, 2]"),
+    ],
+)
+def test_axes_that_cannot_be_read(tmp_path, text, words):
+    with pytest.raises(ConfigError) as refused:
+        cells(tmp_path, text + "\n")
+    (fault,) = refused.value.faults
+    assert words in str(fault) and "g.toml" in str(fault)
+
+
+def test_true_and_one_and_an_empty_list_are_values_of_their_own(tmp_path):
+    for text, called in (
+        ("a = [true, 1]", ["a=true", "a=1"]),
+        ("a = [[], [1]]", ["a=--", "a=-1-"]),
+        ('a = ["x/y", "..", ""]', ["a=x-y", "a=..", "a="]),
+        ("a = [9007199254740993, 9007199254740992]", ["a=9007199254740993", "a=9007199254740992"]),
+    ):
+        found, faults = cells(tmp_path, text + "\n")
+        assert not faults and [cell.name for cell in found] == called

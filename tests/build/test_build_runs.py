@@ -125,6 +125,18 @@ def test_steps_of_one_training(project):
     assert project.plan("outputs/t/sft/checkpoints/step_3", *targets) == {}
 
 
+def test_a_step_inside_the_warm_up(project):
+    """A build may stop there; a run of a user's that ends there is refused when it is planned."""
+    project.edit(
+        "t/sft.toml", "ckpt.interval", "scheduler = {type = 'linear', warmup_steps = 3, decay_steps = 0}\nckpt.interval"
+    )
+    assert project.build("outputs/t/sft/checkpoints/step_2")[-1] == "train t/sft from 0 to 2 "
+    assert project.build("outputs/t/sft/weights") == ["train t/sft from 2 to 4 ", "export step_4"]
+    project.edit("t/sft.toml", "warmup_steps = 3", "warmup_steps = 5")
+    (line,) = project.refused("outputs/t/sft/weights")
+    assert line.endswith("experiments/t/sft.toml: scheduler: warmup_steps = 5 exceeds max_steps = 4")
+
+
 def test_failure_and_kill_keep_checkpoints(project):
     """A job that fails or is killed leaves its checkpoints; the same command goes on from the last one (K02)."""
     target = "outputs/t/sft/weights"

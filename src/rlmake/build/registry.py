@@ -22,6 +22,7 @@ from rlmake.build.reports import Reports
 from rlmake.build.store import STORE, Artefact
 from rlmake.build.work import Work
 from rlmake.config.fields import semantic_part
+from rlmake.config.optim import warmup_fault
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 from rlmake.core.jsonio import canonical
 
@@ -114,6 +115,10 @@ class Registry:
         last = _find(config, "max_steps") if run.stage == "train" else None
         if run.stage == "train" and last is None:
             edges.faults.append(Fault("a run of the build needs a last step", key="max_steps", file=run.file))
+        if run.stage == "train":
+            trainer = getattr(resolved, "trainer", resolved)
+            if fault := warmup_fault(trainer.scheduler, last):
+                edges.faults.append(Fault(fault, key="scheduler", file=run.file))
         if edges.faults or edges.broken:
             raise ConfigError(edges.faults)
         code = {run.kind: revisions.SHIPPED[run.kind], **edges.revisions}

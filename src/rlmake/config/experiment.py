@@ -1,6 +1,8 @@
 """The `[experiment]` table of an experiment file: what only the build reads."""
 
 import math
+from collections.abc import Iterator
+from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +37,10 @@ class GridTable(Config):
         axes: dict[str, Any] = {}
         for key, value in data.items():
             if key not in GRID_WORDS:
-                _flatten(key, value, axes)
+                for name, values in _flattened(key, value):
+                    if name in axes:
+                        raise Refused([(name, "stands twice, spelled in two ways")])
+                    axes[name] = values
         words = {key: data[key] for key in GRID_WORDS if key in data}
         if isinstance(words.get("zip"), list) and all(isinstance(item, str) for item in words["zip"]):
             words["zip"] = [words["zip"]]
@@ -50,7 +55,7 @@ class GridTable(Config):
         cells = [(f"include.{index}.", cell) for index, cell in enumerate(self.include)]
         cells += [(f"exclude.{index}.", cell) for index, cell in enumerate(self.exclude)]
         for prefix, table in [("", self.axes), *cells, ("baseline.", self.baseline or {})]:
-            faults += [(f"{prefix}{key}", f"must be finite, not {n}") for key, v in table.items() for n in _infinite(v)]
+            faults += [(f"{prefix}{key}", fault) for key, value in table.items() for fault in _unusable(value)]
         for index, names in enumerate(self.zip):
             lengths = {len(self.axes[name]) for name in names if name in self.axes}
             if len(lengths) > 1:
@@ -66,20 +71,22 @@ class GridTable(Config):
         return self
 
 
-def _infinite(value: Any) -> list[float]:
-    """The numbers in an axis' value that are not finite: no cell can be told from another by them."""
+def _unusable(value: Any) -> list[str]:
+    """What no cell can be told from another by: numbers that are not finite, TOML's dates and times."""
     if isinstance(value, float):
-        return [] if math.isfinite(value) else [value]
+        return [] if math.isfinite(value) else [f"must be finite, not {value}"]
+    if isinstance(value, date | time):
+        return [f"no key takes a date or time; as text it is written '{value.isoformat()}'"]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [number for item in items for number in _infinite(item)]
+    return [fault for item in items for fault in _unusable(item)]
 
 
-def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:
+def _flattened(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for name, item in value.items():
-            _flatten(f"{key}.{name}", item, out)
+            yield from _flattened(f"{key}.{name}", item)
     else:
-        out[key.replace("-", "_")] = value
+        yield key.replace("-", "_"), value
 
 
 class BestTable(Config):

@@ -78,6 +78,8 @@ def expand(table: GridTable, file: Path, faults: list[Fault]) -> list[Cell]:
         found.append(Cell(name, values, own, table.baseline is not None and _agrees(values, table.baseline)))
     if table.baseline is not None and not any(cell.baseline for cell in found):
         fault("baseline", f"no cell has {_say(table.baseline)}")
+    if not cells and len(faults) == before:
+        fault("exclude", "leaves no cell")
     _unique(found, fault)
     return found if len(faults) == before else []
 
@@ -144,11 +146,16 @@ def _safe(text: str) -> str:
 
 
 def _unique(cells: list[Cell], fault) -> None:
-    seen: dict[str, Cell] = {}
+    names: dict[str, Cell] = {}
+    values: dict[bytes, Cell] = {}
     for cell in cells:
-        if other := seen.get(cell.name):
+        same = canonical({key: number_of(value) for key, value in cell.values.items()})
+        if other := names.get(cell.name):
             fault("", f"two cells have one name '{cell.name}': {_say(other.texts)} and {_say(cell.texts)}")
-        seen.setdefault(cell.name, cell)
+        elif other := values.get(same):
+            fault("", f"two cells are equal: {_say(other.texts)} and {_say(cell.texts)}")
+        names.setdefault(cell.name, cell)
+        values.setdefault(same, cell)
 
 
 def _plain(value: Any) -> str:

@@ -80,6 +80,16 @@ def depends_on_max_steps(scheduler: Config) -> bool:
     return scheduler.type == "cosine" or (scheduler.type == "linear" and scheduler.decay_steps > 0)
 
 
+def warmup_fault(scheduler: Config, max_steps: int | None) -> str | None:
+    """Why a schedule without a decay is no good: it ends before its warm-up does.
+
+    Asked of what a user writes, not of every configuration: a build that wants an early step stops there.
+    """
+    if max_steps is None or scheduler.type != "linear" or scheduler.decay_steps or scheduler.warmup_steps <= max_steps:
+        return None
+    return f"warmup_steps = {scheduler.warmup_steps} exceeds max_steps = {max_steps}"
+
+
 def schedule_faults(scheduler: Config, max_steps: int | None) -> list[tuple[str, str]]:
     """`(key, fault)` of a schedule that does not fit `max_steps`."""
     if scheduler.type == "linear":
@@ -88,7 +98,7 @@ def schedule_faults(scheduler: Config, max_steps: int | None) -> list[tuple[str,
             return [("scheduler", "linear needs warmup_steps or decay_steps above 0")]
         if decay and max_steps is None:
             return [("scheduler.decay_steps", "a decay needs max_steps")]
-        if max_steps is not None and warmup + decay > max_steps:
+        if decay and warmup + decay > max_steps:
             return [("scheduler", f"warmup_steps + decay_steps = {warmup + decay} exceeds max_steps = {max_steps}")]
     if scheduler.type == "cosine":
         if max_steps is None:

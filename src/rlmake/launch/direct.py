@@ -10,6 +10,7 @@ from loguru import logger
 from rlmake.build import names
 from rlmake.build.experiments import FOLDER as EXPERIMENTS
 from rlmake.config import EvalConfig, RLConfig, SFTConfig
+from rlmake.config.optim import warmup_fault
 from rlmake.core import log
 from rlmake.core.errors import ConfigError, Fault
 from rlmake.dashboard import registry
@@ -46,6 +47,8 @@ def launch(kind: str, cfg: DirectConfig, argv: Sequence[str], files: Sequence[Pa
     else:
         rundir.check_free(run_dir, checkpoints, resume=continues or again)
     check_inputs(cfg, files, built=not cfg.dry_run)
+    if training and (fault := warmup_fault(getattr(cfg, "trainer", cfg).scheduler, train.max_steps(cfg))):
+        raise ConfigError(Fault(fault, "scheduler", str(files[0]) if len(files) == 1 else None))
     unlinked = continues and checkpoints is not None and not (run_dir / "checkpoints").exists()
     if resume is not None and not (again or unlinked):
         if training:
