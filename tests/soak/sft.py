@@ -72,7 +72,7 @@ def config(places: dict[str, Any], run: Path, steps: int, lora: bool, resume: in
 
 
 def attempt(cfg: SFTConfig, number: int, kill: Kill | None) -> int:
-    """Run in a fresh process; its exit code, −9 when it was killed. It may take 100 s and 5 s a step, on a busy machine."""
+    """Run in a fresh process; its exit code, −9 when it was killed. A step of a busy machine takes 5 s at most."""
     seconds = 100 + 5 * cfg.max_steps
     log = Path(cfg.output_dir) / f"log_{number}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
