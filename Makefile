@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 ENGINE := blake3 httpx loguru msgspec prime-pydantic-config safetensors setproctitle tomli tomlkit
 
-.PHONY: env demo algorithms test test-slurm test-crash test-vllm lint bench bench-plan bench-rl bench-export smollm2 test-browser bench-dashboard soak clean vllm vllm-cpu bench-trainer bench-trainer-cpu
+.PHONY: env demo algorithms test test-slurm test-crash test-targets test-vllm lint bench bench-plan bench-rl bench-export smollm2 test-browser bench-dashboard soak clean vllm vllm-cpu bench-trainer bench-trainer-cpu
 
 env: $(STAMP)
 
@@ -43,6 +43,10 @@ test-slurm: env
 # A run of two sources, each of whose processes is killed once; several minutes.
 test-crash: env
 	$(BIN)/python -m pytest tests/soak/crash.py
+
+# Every kind of target of a training (FP8, adapter, best, a step's exports, a pruned checkpoint) through the real build.
+test-targets: env
+	$(BIN)/python -m pytest tests/e2e/targets.py
 
 # The orchestrator by itself: CPU per episode, event-loop stalls, packing, asynchronous against lock-step.
 bench-rl: env

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from build_snakemake import dry_run
 
+from rlmake.build import store
+
 pytestmark = pytest.mark.timeout(1200)  # dozens of processes; on an idle machine each of these takes well below 60 s
 WORK = {"data", "model", "train", "export", "evaluate", "report"}
 
@@ -103,6 +105,21 @@ def test_damage_and_lost_manifests(project):
     os.symlink("../../.store/nowhere", link)
     shutil.rmtree(".snakemake")
     assert project.plan("outputs/t/sft/weights") == {"publish_weights": 1}
+
+
+def test_a_plan_reads_each_manifest_once_and_snakemake_is_asked_for_what_is_left(project, monkeypatch):
+    project.build("outputs/t/sft/weights", "outputs/t/model/weights")
+    read, whole = [], store.read_manifest
+    monkeypatch.setattr(store, "_briefs", {})
+    monkeypatch.setattr(store, "read_manifest", lambda path: read.append(os.stat(path).st_ino) or whole(path))
+    assert project.document("all")["totals"]["reused"] == 3, "the data too, which only lacks its link"
+    assert read and len(read) == len(set(read))
+
+    _, driver = dry_run(["all"])
+    assert "outputs/t/sft/weights" in driver.declared and "outputs/t/sft/weights" not in driver.left
+    assert "outputs/t/sft/evals/held" in driver.left
+    code, output = project.snakemake("--summary", "all")
+    assert code == 0 and "outputs/t/sft/weights" in output and "outputs/t/sft/evals/held" in output
 
 
 def test_steps_of_one_training(project):

@@ -67,7 +67,8 @@ def writing(step_dir: Path, half: str) -> Iterator[Path]:
 def disk_full_line(step_dir: Path, half: str, freed: int) -> str:
     return (
         f"{step_dir}: no space left on the disk while the {half} half was written; "
-        f"the unfinished half is removed ({freed / 2**20:.1f} MiB freed), earlier checkpoints are untouched"
+        f"the unfinished half is removed ({freed / 2**20:.1f} MiB freed), earlier checkpoints are untouched; "
+        "free some space and start again, it goes on from them"
     )
 
 
