@@ -3,8 +3,10 @@
     make bench-dashboard                    # writes about 6 GB to a temporary folder, measures, removes it
     python benchmarks/bench_dashboard.py --keep /data/bench     # keeps the run and uses it again
 
-Times are from the start of navigation until the thing is on the screen, in a fresh browser; the first ones with a
-server that has read nothing yet. Memory is the server's resident size, polling the CPU time an open page costs it.
+Times are from the start of navigation until the thing is on the screen, in a browser that runs already, with nothing of
+the page in its cache; those marked "cold" with a server that has read nothing yet. Beside each: the CPU time that the
+server and the page's process took until then, which say more than the clock where the machine does other things too
+(its load is printed). Memory is the server's resident size, polling the CPU time an open page costs it.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,54 +115,66 @@ class Server:
         self.process.wait(20)
 
 
-def measure(outputs: Path) -> dict[str, float]:
+def measure(outputs: Path) -> Iterator[str]:
+    """Lines of the result."""
     from playwright.sync_api import sync_playwright
 
-    found: dict[str, float] = {}
+    def line(what: str, value: float, rest: str = "") -> str:
+        return f"{what:<48} {value:8.2f}   {rest}load {os.getloadavg()[0]:.1f}"
+
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
 
-        def until(name: str, path: str, ready: str, server: Server) -> None:
+        def until(name: str, path: str, ready: str, server: Server) -> str:
             page = browser.new_page(viewport={"width": 1280, "height": 860})
-            start = time.perf_counter()
+            tools = page.context.new_cdp_session(page)
+            tools.send("Performance.enable")
+            start, cpu = time.perf_counter(), server.cpu()
             page.goto(server.url + path, wait_until="commit")
             page.wait_for_function(f"() => {ready}", timeout=120_000, polling=20)
-            found[name] = time.perf_counter() - start
+            wall, cpu = time.perf_counter() - start, server.cpu() - cpu
+            found = {one["name"]: one["value"] for one in tools.send("Performance.getMetrics")["metrics"]}
             page.close()
+            return line(name + " (s)", wall, f"server {cpu:.2f} s, page {found['TaskDuration']:.2f} s of CPU; ")
 
+        count = (outputs / "bench/monitors/file/traces/stream.index.jsonl").read_bytes().count(b"\n")
+        big = f"/?run=bench&tab=traces&line={count - 1}"
+        messages = f"document.querySelectorAll('article.message').length >= {BIG_NODES}"
+        tokens = "document.querySelectorAll('.tokens span').length > 400"
         for name, path, ready in (
-            ("list of episodes, cold server (s)", "/?run=bench&tab=traces", ROWS),
-            ("first chart, cold server (s)", "/?run=bench", f"{CHARTS}.length >= 1"),
-            ("metrics' first four charts, cold server (s)", "/?run=bench&tab=metrics", f"{CHARTS}.length >= 4"),
+            ("list of episodes, cold", "/?run=bench&tab=traces", ROWS),
+            ("first chart, cold", "/?run=bench", f"{CHARTS}.length >= 1"),
+            ("metrics' first four charts, cold", "/?run=bench&tab=metrics", f"{CHARTS}.length >= 4"),
+            ("episode of 500 messages, cold", big, messages),
         ):
             server = Server(outputs)
-            until(name, path, ready, server)
+            yield until(name, path, ready, server)
             server.close()
         server = Server(outputs)
-        until("list again, all taken in (s)", "/?run=bench&tab=traces", ROWS, server)
-        lines = json.loads(browser_get(server, "/api/runs/bench/episodes?limit=1"))["lines"]
-        big = f"/?run=bench&tab=traces&line={lines - 1}"
-        until("episode of 500 messages (s)", big, "document.querySelectorAll('article.message').length >= 500", server)
-        until(
-            "the same, tokens (s)",
-            f"{big}&overlay=logprob",
-            "document.querySelectorAll('.tokens span').length > 400",
-            server,
-        )
         page = browser.new_page()
         page.goto(f"{server.url}/?run=bench&tab=metrics")
         while json.loads(browser_get(server, "/api/runs/bench/keys"))["progress"] < 0.999:
-            time.sleep(0.5)
-        found["server's memory, all taken in (MB)"] = server.memory()
-        found["server's memory, peak (MB)"] = server.memory("VmHWM")
-        page.goto(f"{server.url}/?run=bench&tab=traces")
-        time.sleep(5)
-        cpu = server.cpu()
-        time.sleep(POLL_SECONDS)
-        found["polling of an open page (% of a core)"] = 100 * (server.cpu() - cpu) / POLL_SECONDS
+            time.sleep(1)
+        yield line("all metrics taken in, CPU of the server (s)", server.cpu())
+        while not json.loads(browser_get(server, "/api/runs/bench/rollouts"))["whole"]:
+            time.sleep(1)
+        yield line("episodes too, CPU of the server (s)", server.cpu())
+        page.close()
+        yield until("list again", "/?run=bench&tab=traces", ROWS, server)
+        yield until("first chart again", "/?run=bench", f"{CHARTS}.length >= 1", server)
+        yield until("episode of 500 messages again", big, messages, server)
+        yield until("its tokens", f"{big}&overlay=logprob", tokens, server)
+        yield line("server's memory, all taken in (MB)", server.memory())
+        yield line("server's memory, peak (MB)", server.memory("VmHWM"))
+        page = browser.new_page()
+        for name, tab in (("the list", "traces"), ("the overview", "overview")):
+            page.goto(f"{server.url}/?run=bench&tab={tab}")
+            time.sleep(5)
+            cpu = server.cpu()
+            time.sleep(POLL_SECONDS)
+            yield line(f"polling of {name} (% of a core)", 100 * (server.cpu() - cpu) / POLL_SECONDS)
         browser.close()
         server.close()
-    return found
 
 
 def browser_get(server: Server, path: str) -> bytes:
@@ -190,8 +205,8 @@ def main() -> None:
             make(run, args.scale)
             size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
             print(f"made {size / 1e9:.1f} GB in {time.perf_counter() - start:.0f} s", flush=True)
-        for name, value in measure(folder / "outputs").items():
-            print(f"{name:<45} {value:8.2f}", flush=True)
+        for line in measure(folder / "outputs"):
+            print(line, flush=True)
     finally:
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)

@@ -148,7 +148,7 @@ def run_routes(app: FastAPI, state: State) -> None:
         """The columns to draw from, and what is said of the file that they come from."""
         found = runs.get(run)
         metrics = state.metrics(found)
-        metrics.refresh(wait=0.3)
+        metrics.refresh(wait=0.0 if metrics.long else 0.3)
         columns, whole = metrics.best()
         said = {"whole": whole, "progress": metrics.progress, "torn": metrics.torn, "size": metrics.size}
         return columns, {**said, **told(found)}

@@ -149,6 +149,11 @@ class Metrics:
         return min(1.0, self.seen / size) if size else 1.0
 
     @property
+    def long(self) -> bool:
+        """Whether reading what is new takes longer than a page would wait."""
+        return self.size - self.seen > 4 * READ_BYTES
+
+    @property
     def torn(self) -> int:
         """Lines that are no rows, with a last one that has no end and gets none."""
         return self.lost + (self.seen > self.offset and still(self.path, self.seen))
@@ -168,7 +173,7 @@ class Metrics:
                 self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
                 self._thread.start()
             thread = self._thread
-        if thread is not None and wait and size - self.seen < 4 * READ_BYTES:
+        if thread is not None and wait:
             thread.join(wait)
 
     def _sample(self, size: int) -> Columns:
