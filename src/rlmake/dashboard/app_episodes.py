@@ -82,8 +82,8 @@ def episode_routes(app: FastAPI, state: State) -> None:
         return reply(timeline.timeline(located(run, line)[3], trace))
 
     @app.get("/api/runs/{run:run}/episodes/{line}/message")
-    def message(run: str, line: int, trace: int, node: int, start: int = 0) -> Response:
-        return reply(transcript.message(located(run, line)[3], trace, node, max(start, 0)))
+    def message(run: str, line: int, trace: int, node: int, start: int = 0, field: str = "content") -> Response:
+        return reply(transcript.message(located(run, line)[3], trace, node, max(start, 0), field))
 
     @app.get("/api/runs/{run:run}/episodes/{line}/tokens")
     def tokens(run: str, line: int, trace: int = 0, node: Annotated[list[int] | None, Query()] = None) -> Response:

@@ -12,7 +12,9 @@ from rlmake.dashboard.confine import NotThere
 from rlmake.dashboard.table import Row
 from rlmake.monitors.traces import layout, read, records
 
-MAX_TEXT = 100_000  # characters of one message in the overview of an episode; the rest is fetched by itself
+MAX_TEXT = 100_000  # characters of one text in the overview of an episode; the rest is fetched by itself
+MAX_TEXTS = 4_000_000  # of all its texts; those behind are shown with their first SHORT_TEXT
+SHORT_TEXT = 500
 STREAMS = ("advantages", "trainer_logprobs", "entropies", "is_masked")
 MAX_RECORD = 1 << 30
 CACHE_BYTES = 64 << 20
@@ -78,19 +80,33 @@ def nodes_of(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 def detail(record: dict[str, Any], row: Row) -> dict[str, Any]:
     """Everything but the tokens."""
-    traces = [trace for trace in record.get("traces") or [] if isinstance(trace, dict)]
+    traces, texts = [trace for trace in record.get("traces") or [] if isinstance(trace, dict)], Texts()
     return {
         **row.to_json(),
         "dispatch": record.get("dispatch"),
         "arrived": record.get("arrival"),
         "errors": record.get("errors") or [],
         "task_data": (record.get("task") or {}).get("data"),
-        "traces": [_trace(trace) for trace in traces],
+        "traces": [_trace(trace, texts) for trace in traces],
         "streams": sorted({producer for producer, *_ in row.notes}),
     }
 
 
-def _trace(trace: dict[str, Any]) -> dict[str, Any]:
+class Texts:
+    """Texts of one answer, cut so that all of them together stay small."""
+
+    def __init__(self) -> None:
+        self._left = MAX_TEXTS
+
+    def cut(self, content: Any) -> tuple[str, int | None]:
+        """`(text, its whole length where it is cut)`."""
+        text = text_of(content)
+        most = MAX_TEXT if self._left > 0 else SHORT_TEXT
+        self._left -= min(len(text), most)
+        return (text, None) if len(text) <= most else (text[:most], len(text))
+
+
+def _trace(trace: dict[str, Any], texts: Texts) -> dict[str, Any]:
     nodes = nodes_of(trace)
     agent = trace.get("agent") or {}
     return {
@@ -107,16 +123,16 @@ def _trace(trace: dict[str, Any]) -> dict[str, Any]:
         "timing": trace.get("timing") or {},
         "info": trace.get("info") or {},
         "calls": [call for call in trace.get("calls") or [] if isinstance(call, dict)],
-        "nodes": [_node(number, node) for number, node in enumerate(nodes)],
+        "nodes": [_node(number, node, texts) for number, node in enumerate(nodes)],
         "branches": records.paths(nodes),
         "trainable_branches": records.trainable(nodes),
     }
 
 
-def _node(number: int, node: dict[str, Any]) -> dict[str, Any]:
+def _node(number: int, node: dict[str, Any], texts: Texts) -> dict[str, Any]:
     message = node.get("message") or {}
-    content, cut = _cut(text_of(message.get("content")))
-    reasoning, _ = _cut(text_of(message.get("reasoning_content")))
+    content, cut = texts.cut(message.get("content"))
+    reasoning, cut_reasoning = texts.cut(message.get("reasoning_content"))
     return {
         "index": number,
         "parent": node.get("parent"),
@@ -125,6 +141,7 @@ def _node(number: int, node: dict[str, Any]) -> dict[str, Any]:
         "content": content,
         "cut": cut,
         "reasoning": reasoning,
+        "cut_reasoning": cut_reasoning,
         "tool_calls": message.get("tool_calls") or [],
         "sampled": bool(node.get("sampled")),
         "timestamp": node.get("timestamp"),
@@ -144,16 +161,12 @@ def text_of(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def _cut(text: str) -> tuple[str, int | None]:
-    return (text, None) if len(text) <= MAX_TEXT else (text[:MAX_TEXT], len(text))
-
-
-def message(record: dict[str, Any], trace: int, node: int, start: int) -> dict[str, Any]:
-    """A part of a long message."""
+def message(record: dict[str, Any], trace: int, node: int, start: int, field: str = "content") -> dict[str, Any]:
+    """A part of a long message: of its content or its reasoning."""
     nodes = nodes_of(trace_of(record, trace))
     if not 0 <= node < len(nodes):
         raise NotThere(f"node {node}")
-    text = text_of((nodes[node].get("message") or {}).get("content"))
+    text = text_of((nodes[node].get("message") or {}).get("reasoning_content" if field == "reasoning" else "content"))
     return {"text": text[start : start + 10 * MAX_TEXT], "start": start, "total": len(text)}
 
 

@@ -3,7 +3,7 @@
 import { ofRun } from "../api.js";
 import { clock, fill, h, number, pill, seconds, select } from "../dom.js";
 import { change, go, href, where } from "../router.js";
-import { fetchMore, messageCard } from "./transcript.js";
+import { extend, fetchMore, messageCard } from "./transcript.js";
 import { OVERLAYS, tokenCards } from "./tokens.js";
 
 const MODES = [["transcript", "Transcript"], ["timeline", "Timeline"], ["replay", "Replay"], ["graph", "Graph"]];
@@ -41,8 +41,10 @@ export async function show(main, place, scope) {
     if (!own) return void fill(body, h("p", { class: "empty" }, "This episode ended without a trace."));
     const nodes = branch >= 0 && own.branches[branch] ? own.branches[branch].map((n) => own.nodes[n]) : own.nodes;
     if (mode === "transcript") {
+      const more = fetchMore(run, line, trace, scope);
+      for (const { node, field } of overlay ? [] : highlight) await whole(own.nodes[node], field === "reasoning" ? field : "content", more);
       if (overlay) fill(body, tokenCards(run, line, trace, nodes, overlay, scope, say));
-      else fill(body, nodes.map((node) => messageCard(node, { highlight, origin: own.nodes[0]?.timestamp, more: fetchMore(run, line, trace, scope) })));
+      else fill(body, nodes.map((node) => messageCard(node, { highlight, origin: own.nodes[0]?.timestamp, more })));
       const first = body.querySelector("mark");
       if (first) { first.classList.add("active"); first.scrollIntoView({ block: "center" }); } else if (highlight.length && !overlay) say("The quoted text is not in what is shown here.");
     } else {
@@ -53,6 +55,12 @@ export async function show(main, place, scope) {
     }
   };
   await draw();
+}
+
+// A text that something is marked in, as far as a page can hold it.
+async function whole(node, field, more) {
+  const key = field === "reasoning" ? "cut_reasoning" : "cut";
+  for (let parts = 0; node?.[key] && parts < 5; parts += 1) await extend(node, field, key, more);
 }
 
 function facts(one) {

@@ -40,17 +40,34 @@ export function messageCard(node, { highlight = [], origin = 0, more = null } = 
   const of = (field) => highlight.filter((one) => one.node === node.index && (one.field || "content") === field);
   const when = node.timestamp && origin ? `+${(node.timestamp - origin).toFixed(2)} s` : null;
   const body = h("pre", { class: "text", style: { fontFamily: "inherit" } }, marked(node.content || "", of("content")));
+  const thought = h("pre", { class: "text reasoning", style: { fontFamily: "inherit" } }, marked(node.reasoning || "", of("reasoning")));
   const card = h("article", { class: `message ${node.role || ""}`, id: `m${node.index}`, data: { node: String(node.index) } },
     h("header", {}, h("b", {}, node.role || "?"), node.name ? h("span", {}, node.name) : null, h("span", {}, `#${node.index}`), node.sampled ? h("span", { class: "pill accent" }, "sampled") : null,
       node.tokens ? h("span", {}, `${number(node.tokens)} tokens${node.sampled_tokens ? `, ${number(node.sampled_tokens)} sampled` : ""}`) : null, when ? h("span", {}, when) : null),
-    node.reasoning ? h("pre", { class: "text reasoning", style: { fontFamily: "inherit" } }, marked(node.reasoning, of("reasoning"))) : null,
+    node.reasoning ? thought : null,
     node.content || !node.tool_calls.length ? body : null,
     node.tool_calls.map((call) => h("pre", { class: "text call" }, `${call.name || call.function?.name || "call"}(${typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments ?? call.function?.arguments ?? {})})`)));
-  if (node.cut && more) {
-    const button = h("button", { onclick: async () => { button.disabled = true; const rest = await more(node.index, node.content.length); node.content += rest.text; body.append(rest.text); if (node.content.length >= rest.total) button.remove(); else button.disabled = false; } }, `Show more of ${number(node.cut)} characters`);
-    card.append(h("div", { style: { padding: "0 12px 8px" } }, button));
-  }
+  if (more) for (const [field, key, place] of [["reasoning", "cut_reasoning", thought], ["content", "cut", body]]) if (node[key]) place.after(rest(node, field, key, place, more));
   return card;
 }
 
-export const fetchMore = (run, line, trace, scope) => (node, start) => ofRun(run, `episodes/${line}/message`, { trace, node, start: String(start) }, scope);
+// The next part of a text that was cut; whether there is more. The server counts characters, not halves of them.
+export async function extend(node, field, key, more) {
+  const part = await more(node.index, [...node[field]].length, field);
+  node[field] += part.text;
+  if (!part.text || part.start + [...part.text].length >= part.total) node[key] = null;
+  return part.text;
+}
+
+function rest(node, field, key, place, more) {
+  const whole = node[key], button = h("button", { onclick: async () => {
+    button.disabled = true;
+    try {
+      place.append(await extend(node, field, key, more));
+      if (!node[key]) button.parentNode.remove();
+    } finally { button.disabled = false; }
+  } }, `Show more of ${number(whole)} characters`);
+  return h("div", { style: { padding: "0 12px 8px" } }, button);
+}
+
+export const fetchMore = (run, line, trace, scope) => (node, start, field) => ofRun(run, `episodes/${line}/message`, { trace: String(trace), node: String(node), start: String(start), field }, scope);
