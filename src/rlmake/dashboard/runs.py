@@ -8,7 +8,7 @@ from typing import Any
 
 from rlmake.dashboard import confine
 from rlmake.dashboard.confine import NotThere
-from rlmake.dashboard.run import Run, load, parsed, table
+from rlmake.dashboard.run import CONFIGS, Run, load, parsed, table
 from rlmake.monitors.traces import layout
 
 MARKS = ("configs", "logs", "monitors", "traces.jsonl")
@@ -16,6 +16,8 @@ DEPTH = 6  # folders between an output directory and a run
 ACTIVE_SECONDS = 90.0
 TAIL_BYTES = 1 << 20
 RESCAN_SECONDS = 2.0
+MOVING = ("running", "broken")  # states that are looked at anew each time
+Stamp = tuple[int, int, int, int] | None  # what changes with a file; None: it is not there
 
 
 class Runs:
@@ -26,6 +28,7 @@ class Runs:
         self._found: dict[str, Run] = {}
         self._scanned = -RESCAN_SECONDS
         self._steps: dict[Path, tuple[int, int | None]] = {}
+        self._kept: dict[Run, tuple[list[Path], list[Stamp], dict[str, Any]]] = {}
 
     @property
     def dirs(self) -> list[Path]:
@@ -35,6 +38,8 @@ class Runs:
         if time.monotonic() - self._scanned > RESCAN_SECONDS:
             self._found = {run.id: run for run in self._scan()}
             self._scanned = time.monotonic()
+            there = set(self._found.values())
+            self._kept = {run: kept for run, kept in list(self._kept.items()) if run in there}
         return self._found
 
     def known(self, identity: str) -> bool:
@@ -58,18 +63,23 @@ class Runs:
                 yield Run(identity, name, output, folder, work)
 
     def meta(self, run: Run) -> dict[str, Any]:
-        """What the list shows of a run; of one that can't be looked at, why (`error`). Never raises."""
-        nothing = {
-            "id": run.id, "name": run.name, "output_dir": str(run.output_dir), "type": "other", "attempt": None,
-            "model": None, "train_envs": [], "eval_envs": [], "dataset": None, "has_validation": False,
-            "max_steps": None, "last_step": None, "has_metrics": False, "has_traces": False, "eval_plan": None,
-            "state": "broken", "created": 0.0, "updated": 0.0, "error": None,
-        }  # fmt: skip
+        """What the list shows of a run; of one that can't be looked at, why (`error`). Never raises.
+
+        Of a run at rest it is what was found before, unless a file that it was found in has changed: pages ask
+        every few seconds, and there may be hundreds of runs.
+        """
+        paths, stamps, facts = self._kept.get(run, ([], [], nothing_of(run)))
+        if facts["state"] not in MOVING and stamps == [_stamp(path) for path in paths]:
+            return facts
         try:
-            return nothing | self._facts(run)
+            paths = _sources(run)
+            stamps = [_stamp(path) for path in paths]
+            facts = nothing_of(run) | self._facts(run)
         except Exception as error:  # one run of many: whatever is wrong with it is said in its row
             words = " ".join(str(error).split())[:300]
-            return nothing | {"error": f"{type(error).__name__}: {words}"}
+            return nothing_of(run) | {"error": f"{type(error).__name__}: {words}"}
+        self._kept[run] = (paths, stamps, facts)
+        return facts
 
     def _facts(self, run: Run) -> dict[str, Any]:
         """Reads little: names, times, the end of the metrics."""
@@ -121,6 +131,32 @@ class Runs:
         steps = [row["step"] for line in lines if isinstance(row := parsed(line), dict) and _is_step(row)]
         self._steps[path] = (size, max(steps, default=self._steps.get(path, (0, None))[1]))
         return self._steps[path][1]
+
+
+def nothing_of(run: Run) -> dict[str, Any]:
+    """What is said of a run before it is looked at."""
+    return {
+        "id": run.id, "name": run.name, "output_dir": str(run.output_dir), "type": "other", "attempt": None,
+        "model": None, "train_envs": [], "eval_envs": [], "dataset": None, "has_validation": False,
+        "max_steps": None, "last_step": None, "has_metrics": False, "has_traces": False, "eval_plan": None,
+        "state": "broken", "created": 0.0, "updated": 0.0, "error": None,
+    }  # fmt: skip
+
+
+def _sources(run: Run) -> list[Path]:
+    """The files and folders that the facts of a run come from."""
+    logs = run.attempts("logs")
+    found = [run.work, run.folder, run.work / "configs", run.work / "logs", run.metrics, layout.index(run.traces)]
+    found += [run.resolved[1], *(run.resolved[1] / name for name in CONFIGS), layout.plan(run.traces)]
+    return found + (sorted(logs[max(logs)].glob("*.log")) if logs else [])
+
+
+def _stamp(path: Path) -> "Stamp":
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _whole(value: Any) -> bool:
