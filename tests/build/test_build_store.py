@@ -7,6 +7,7 @@ import pytest
 
 from rlmake.build import failure, publish, store
 from rlmake.build.store import Artefact
+from rlmake.cli import verbs
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import list_files, read_json
 
@@ -52,6 +53,16 @@ def test_damage_is_named():
     assert not store.finished(artefact)
     (artefact.path / "w").unlink()
     assert store.faults(artefact, manifest) == [f"{artefact.path}/w: missing"]
+
+
+def test_a_manifest_that_is_damaged_itself_is_named_and_withdrawn(capsys):
+    """`verify` goes on with the rest."""
+    artefact = made()
+    artefact.done_path.write_bytes(b"\x00{}")
+    assert verbs.load("verify")([]) == 1
+    out = capsys.readouterr().out
+    assert "done.json: not readable as JSON" in out and "1 artefacts verified, 1 damaged" in out
+    assert not artefact.done_path.exists() and not artefact.manifest_path.exists()
 
 
 def test_specifications_keep_steps_and_take_new_runtime_settings():

@@ -91,7 +91,10 @@ def verify(argv: list[str]) -> int:
     for artefact in wanted:
         if not artefact.done_path.is_file():
             raise UserError(f"{artefact.path}: not built")
-        found = store.faults(artefact, store.read_manifest(artefact.done_path), hashes=True)
+        try:
+            found = store.faults(artefact, store.read_manifest(artefact.done_path), hashes=True)
+        except UserError as error:  # the manifest itself
+            found = [str(error)]
         for line in found:
             print(f"damaged: {line}")
         if found:
