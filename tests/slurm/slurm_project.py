@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_tools import ROOT, SOON, jobs, until
+from slurm_tools import ROOT, SOON, jobs, pids, until
 
 PROFILE = ("--profile", "profiles/slurm", *SOON, "--quiet", "rules", "host", "--")
 SLOW = """
@@ -190,13 +190,5 @@ class Project:
 
     def processes(self, word: str) -> list[int]:
         """Pids of this project's processes whose command line has the word, the sruns that started them left out."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                ours = entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == self.folder
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode() if ours else ""
-                if word in command and not command.startswith("srun"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
+        commands = {pid: Path(f"/proc/{pid}/cmdline") for pid in pids(self.folder, word)}
+        return [pid for pid, file in commands.items() if not file.read_bytes().startswith(b"srun\0")]

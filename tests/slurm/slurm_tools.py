@@ -57,14 +57,18 @@ def read_until(driver: subprocess.Popen, words: str) -> str:
     raise AssertionError(f"the driver ended without saying {words!r}: {''.join(seen)[-4000:]}")
 
 
-def kill_process(folder: Path, word: str, number: int) -> list[int]:
-    """Send a signal to the project's processes whose command line has the word. Their pids."""
+def wait_for_step(project, step: int) -> None:
+    """Wait until a toy's training has begun a step."""
+    until(lambda: f"step t/sft {step}" in project.log(), f"step {step}")
+
+
+def pids(folder: Path, word: str) -> list[int]:
+    """The project's processes whose command line has the word."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             ours = entry.name.isdigit() and os.readlink(entry / "cwd") == str(folder.resolve())
             if ours and word.encode() in (entry / "cmdline").read_bytes().replace(b"\0", b" "):
-                os.kill(int(entry.name), number)
                 found.append(int(entry.name))
         except OSError:
             continue

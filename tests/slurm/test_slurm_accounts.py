@@ -5,7 +5,7 @@ import signal
 
 import cluster
 import pytest
-from slurm_tools import PROFILE, jobs, kill_process, read_until, slurm, trainings, until
+from slurm_tools import PROFILE, jobs, pids, read_until, slurm, trainings, until, wait_for_step
 
 pytestmark = pytest.mark.timeout(600)
 TARGET = "outputs/t/sft/weights"
@@ -30,25 +30,27 @@ def test_an_account_that_is_not_there(toys):
 
 
 def test_the_accounts_say_how_a_forgotten_job_ended(toys):
-    """The driver looks away while the job fails and is forgotten: end, exit code and reason are known all the same, and
-    a driver that died as well takes what was finished."""
+    """The driver looks away while the job fails and is forgotten: end, exit code and reason are known all the same.
+    Where the driver has died, the next one takes what was finished."""
     table(toys, "lab")
-    toys.env["TOY_SECONDS"] = "1"
-    driver = toys.start(*PROFILE, "--retries", "0", TARGET, TOY_FAIL="t/sft 3")
-    until(lambda: "step t/sft 1" in toys.log(), "the first step")
+    driver = toys.start(*PROFILE, "--retries", "0", TARGET, TOY_FAIL="t/sft 3", TOY_GATE="t/sft 1")
+    wait_for_step(toys, 1)
     job = trainings(toys)[0]["id"]
     driver.send_signal(signal.SIGSTOP)
+    toys.go()
     until(lambda: forgotten(job), "the controller forgets the job", 120)
     driver.send_signal(signal.SIGCONT)
     output, _ = driver.communicate(timeout=120)
     assert driver.returncode == 1 and f"SLURM job {job} ended as FAILED (exit code 1)" in output, output[-3000:]
     assert "the toy failed" in output
     assert slurm("sacct", "-n", "-X", "-P", "-j", job, "-o", "Account,State").strip() == "lab|FAILED"
-    driver = toys.start(*PROFILE, TARGET)
-    until(lambda: "step t/sft 3" in toys.log()[-1:], "it goes on")
-    job = trainings(toys)[-1]["id"]
+    (toys.root / "go").unlink()
+    driver = toys.start(*PROFILE, TARGET, TOY_GATE="t/sft 4")
+    wait_for_step(toys, 4)
+    job = trainings(toys)[0]["id"]
     driver.kill()
     driver.communicate()
+    toys.go()
     until(lambda: forgotten(job), "the controller forgets the job", 120)
     code, output = toys.snakemake(*PROFILE, TARGET)
     assert code == 0 and not trainings(toys), output[-3000:]
@@ -58,12 +60,11 @@ def test_the_accounts_say_how_a_forgotten_job_ended(toys):
 def test_a_controller_that_goes_away_and_one_that_lost_all_jobs(toys):
     """Waited for, said once. The job, which is alive but unknown to a controller without accounts, has vanished: it is
     ended by its node, submitted again and goes on from its checkpoint."""
-    toys.env["TOY_SECONDS"] = "1"
-    driver = toys.start(*PROFILE, TARGET)
-    until(lambda: "step t/sft 3" in toys.log(), "a checkpoint")
+    driver = toys.start(*PROFILE, TARGET, TOY_GATE="t/sft 3")
+    wait_for_step(toys, 3)
     job = trainings(toys)[0]["id"]
-    stopped = kill_process(toys.root, JOB, signal.SIGSTOP)
-    assert stopped
+    alive = pids(toys.root, JOB)
+    assert alive
     cluster.end("slurmctld")
     seen = read_until(driver, "SLURM does not answer")
     cluster.controller()
@@ -71,8 +72,9 @@ def test_a_controller_that_goes_away_and_one_that_lost_all_jobs(toys):
     cluster.end("slurmctld")
     cluster.CONF.write_text(cluster.CONF.read_text().replace("accounting_storage/slurmdbd", "accounting_storage/none"))
     cluster.controller("-c")
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in alive), "its node ends the job", 60)
+    toys.go()
     output = seen + driver.communicate(timeout=240)[0]
     assert driver.returncode == 0, output[-4000:]
     assert f"SLURM job {job} has vanished" in output, output[-4000:]
     assert "train t/sft from 2 to 4 " in toys.log() and toys.log().count("step t/sft 4") == 1
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in stopped)

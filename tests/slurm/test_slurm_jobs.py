@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from slurm_tools import PROFILE, jobs, live, read_until, slurm, trainings, until
+from slurm_tools import PROFILE, jobs, live, read_until, slurm, trainings, until, wait_for_step
 
 pytestmark = pytest.mark.timeout(900)
 DIRECT = """
@@ -23,10 +23,6 @@ def build(project, *targets: str, **env: str) -> str:
     code, output = project.snakemake(*PROFILE, *targets, **env)
     assert code == 0, output[-6000:]
     return output
-
-
-def wait_for_steps(project, count: int) -> None:
-    until(lambda: sum(line.startswith("step ") for line in project.log()) >= count, f"{count} steps")
 
 
 def kill(driver: subprocess.Popen) -> None:
@@ -61,34 +57,36 @@ def test_the_whole_graph_then_nothing(bare):
 
 @pytest.mark.parametrize("moment", ["running", "pending"])
 def test_a_killed_driver_is_followed_by_one_that_attaches(toys, held, moment):
-    """SIGKILL the driver while the job runs, or waits; start again: one submission, its result is taken."""
-    toys.env["TOY_SECONDS"] = "3"
+    """SIGKILL the driver while the job runs, or waits, twice; start again: one submission, its result is taken."""
+    target = "outputs/t/sft/weights"
+    toys.env["TOY_GATE"] = "t/sft 1"
     if moment == "running":
         held()
-    target = "outputs/t/sft/weights"
     driver = toys.start(*PROFILE, target)
     until(lambda: trainings(toys), "a training is submitted")
     if moment == "running":
-        wait_for_steps(toys, 1)
+        wait_for_step(toys, 1)
     kill(driver)
-    again = toys.start(*PROFILE, target)
-    other = toys.start(*PROFILE, target)
-    if moment == "pending":
-        for driver in (again, other):
-            read_until(driver, "attached to it, nothing submitted: SLURM job ")
+    driver = toys.start(*PROFILE, target)
+    read_until(driver, "attached to it, nothing submitted: SLURM job ")
+    kill(driver)
+    drivers = [toys.start(*PROFILE, target) for _ in range(2)]
+    for driver in drivers:
+        read_until(driver, "attached to it, nothing submitted: SLURM job ")
     held()
-    outputs = [process.communicate(timeout=200)[0] for process in (again, other)]
-    assert again.returncode == 0 and other.returncode == 0, outputs
+    toys.go()
+    outputs = [driver.communicate(timeout=200)[0] for driver in drivers]
+    assert [driver.returncode for driver in drivers] == [0, 0], outputs
     assert len(trainings(toys)) == 1
     assert [line for line in toys.log() if line.startswith("step ")] == [f"step t/sft {n}" for n in (1, 2, 3, 4)]
 
 
 def test_a_job_that_finished_without_a_driver_costs_nothing(toys):
-    toys.env["TOY_SECONDS"] = "1"
+    toys.env["TOY_GATE"] = "t/sft 1"
     driver = toys.start(*PROFILE, "outputs/t/sft/weights")
-    until(lambda: trainings(toys), "a training is submitted")
-    wait_for_steps(toys, 1)
+    wait_for_step(toys, 1)
     kill(driver)
+    toys.go()
     until(lambda: not live(toys.root), "the job ends by itself")
     build(toys, "outputs/t/sft/weights")
     assert len(trainings(toys)) == 1
@@ -97,31 +95,33 @@ def test_a_job_that_finished_without_a_driver_costs_nothing(toys):
 
 def test_ctrl_c_cancels_what_was_submitted_and_keeps_checkpoints(toys):
     """An attached driver leaves the job of a living one alone; the submitter's Ctrl-C cancels it; it resumes later."""
-    toys.env["TOY_SECONDS"] = "3"
+    toys.env["TOY_GATE"] = "t/sft 3"
     first = toys.start(*PROFILE, "outputs/t/sft/weights")
-    wait_for_steps(toys, 3)
+    wait_for_step(toys, 3)
     job = trainings(toys)[0]["id"]
-    slurm("scontrol", "suspend", job)  # however slow this machine is, the job does not end meanwhile
     second = toys.start(*PROFILE, "outputs/t/sft/weights")
     read_until(second, "attached to it, nothing submitted")
     second.send_signal(signal.SIGINT)
     output, _ = second.communicate(timeout=100)
     assert "left alone, another living driver submitted them" in output
-    assert trainings(toys)[0]["state"] == "SUSPENDED"
+    assert trainings(toys)[0]["state"] == "RUNNING"
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=100)
     assert f"cancelled: {job}; checkpoints are kept" in output
     until(lambda: not live(toys.root), "the job is gone", 60)
-    toys.env["TOY_SECONDS"] = "0"
+    toys.go()
     build(toys, "outputs/t/sft/weights")
     assert "train t/sft from 2 to 4 " in toys.log()
 
 
 def test_a_job_cancelled_by_an_administrator_is_submitted_again_and_goes_on(toys):
-    toys.env["TOY_SECONDS"] = "3"
+    toys.env["TOY_GATE"] = "t/sft 3"
     driver = toys.start(*PROFILE, "outputs/t/sft/weights")
-    wait_for_steps(toys, 3)
-    subprocess.run(["scancel", trainings(toys)[0]["id"]], check=True)
+    wait_for_step(toys, 3)
+    job = trainings(toys)[0]["id"]
+    subprocess.run(["scancel", job], check=True)
+    until(lambda: job not in [one["id"] for one in live(toys.root)], "it is gone", 60)
+    toys.go()
     output, _ = driver.communicate(timeout=200)
     assert driver.returncode == 0, output[-4000:]
     assert "ended as CANCELLED" in output
