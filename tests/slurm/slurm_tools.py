@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOON = ("--rlmake-init-seconds-before-status-checks", "2", "--latency-wait", "5")
+SOON = ("--rlmake-init-seconds-before-status-checks", "1", "--latency-wait", "5")
 PROFILE = ("--profile", "profiles/slurm", *SOON)
 
 
