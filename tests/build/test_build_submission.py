@@ -51,6 +51,16 @@ def test_a_controller_that_does_not_answer_is_no_empty_queue(say):
     assert slurm.left_queue("7")
 
 
+def test_a_host_from_which_nothing_can_be_submitted(say, monkeypatch):
+    say("sbatch")
+    say("squeue", "", 1, "squeue: fatal: Could not establish a configuration source")
+    assert "know no cluster on this host" in (slurm.unusable() or "")
+    say("squeue", "", 1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    assert slurm.unusable() is None, "it may come back"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "no sbatch" in (slurm.unusable() or "")
+
+
 def test_a_job_is_found_by_comment_and_folder(say, tmp_path):
     here, other = tmp_path / "a b", tmp_path / "c"
     rows = [

@@ -69,6 +69,8 @@ class Executor(plugin.Executor):
         """Refuse what SLURM, or its nodes, would not do, before anything is submitted."""
         wanted = [job for job in self.workflow.dag.needrun_jobs() if _ours(job)]
         project = Path(self.workflow.workdir_init)
+        if wanted and (why := slurm.unusable()):
+            raise UserError(why)
         submission.check_env_file(project)
         submission.refuse_blind(project, (job.resources.get("slurm_partition") for job in wanted))
         submission.refuse_impossible(self._sbatch(job) for job in wanted)

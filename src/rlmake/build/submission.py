@@ -232,8 +232,8 @@ def options(wanted: dict[str, Any], training: bool) -> list[str]:
 
 def check_plan(rows: Iterable[dict[str, Any]], works: dict[tuple[str, str], Any]) -> None:
     """Ask SLURM about the jobs of a plan (rows of `rlmake plan`); works: the registry's. Raises `ConfigError`."""
-    if not slurm.here():
-        raise UserError("there is no sbatch on this host; ask for this on a login node of the cluster")
+    if why := slurm.unusable():
+        raise UserError(why)
     check_env_file(Path.cwd())
     faults: dict[str, Fault] = {}
     for row in rows:

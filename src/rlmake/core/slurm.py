@@ -66,6 +66,16 @@ def here() -> bool:
     return shutil.which("sbatch") is not None
 
 
+def unusable() -> str | None:
+    """Why nothing can be submitted from this host, whatever the controller does: no client, or one without a cluster."""
+    if not here():
+        return "there is no sbatch on this host: start this on a login node of the cluster"
+    answer = ask("squeue", "-h", "--me", "-o", "%i")
+    if answer is not None and "configuration source" in answer.stderr:
+        return f"SLURM's commands know no cluster on this host: {answer.stderr.strip().splitlines()[-1]}"
+    return None
+
+
 def own_job() -> str | None:
     """The job that this process runs in."""
     return os.environ.get("SLURM_JOB_ID")

@@ -67,8 +67,8 @@ def check_not_queued(run_dir: Path) -> None:
 def check(cfg: Any, kind: str) -> list[str]:
     """Options of sbatch for the run. Raises `UserError` for what SLURM, or the nodes, would not do."""
     table: SlurmConfig = cfg.slurm
-    if not slurm.here():
-        raise ConfigError(Fault("there is no sbatch on this host; submit from a login node of the cluster", "slurm"))
+    if why := slurm.unusable():
+        raise ConfigError(Fault(why, "slurm"))
     project = Path(table.project_dir)
     if not project.is_dir():
         raise ConfigError(Fault(f"{table.project_dir}: no such directory", "slurm.project_dir"))
