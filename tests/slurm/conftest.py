@@ -1,6 +1,7 @@
 """Projects on the test cluster of cluster.py. Without $SLURM_CONF (`make test-slurm` sets it) nothing is
 collected, on one with accounting what concerns accounts, else the rest."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -54,18 +55,24 @@ def toys(bare, toys_made):
     return bare
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared(tmp_path_factory):
     """Data and model, made once by jobs on the cluster; every project starts with a copy of this store."""
-    project = Project(tmp_path_factory.mktemp("shared").resolve())
-    project.finish(project.start("outputs/model/weights", "outputs/data/data"))
-    yield project
-    clean_up(project.folder)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:  # of several pytest processes one makes it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            project = Project(folder.resolve())
+            project.finish(project.start("outputs/model/weights", "outputs/data/data"))
+            (folder / "made").touch()
+    return folder
 
 
 @pytest.fixture
 def project(shared, tmp_path):
-    subprocess.run(["cp", "-a", shared.folder / "outputs", tmp_path], check=True)
+    subprocess.run(["cp", "-a", shared / "outputs", tmp_path], check=True)
     project = Project(tmp_path.resolve())
     yield project
     clean_up(project.folder)

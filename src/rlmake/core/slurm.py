@@ -67,7 +67,7 @@ def here() -> bool:
 
 
 def unusable() -> str | None:
-    """Why nothing can be submitted from this host, whatever the controller does: no client, or one without a cluster."""
+    """Why nothing can be submitted from this host, whatever the controller does: no client, or none of a cluster."""
     if not here():
         return "there is no sbatch on this host: start this on a login node of the cluster"
     answer = ask("squeue", "-h", "--me", "-o", "%i")

@@ -194,7 +194,10 @@ def _jinja() -> Any:
 def _directive(option: str) -> str:
     """An option as a line of a script: quoted where SLURM's own parser needs it."""
     name, equals, value = option.partition("=")
-    return f'{name}="{value}"' if equals and any(sign in value for sign in " \t'") else option
+    if not equals or not any(sign in value for sign in " \t'\"\\"):
+        return option
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}="{escaped}"'
 
 
 def _reentry(kind: str, cfg: Any, run_dir: Path, name: str) -> dict[str, Any]:
