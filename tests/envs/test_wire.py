@@ -121,6 +121,32 @@ async def test_nonsense_fails_the_episode_and_no_other(env, server):
     assert not first.ok and not second.ok and third.ok
 
 
+async def test_numbers_per_token_arrive_as_they_were_sent_and_are_checked(env, server):
+    runs = [start(env), start(env)]
+    await server.wait(2)
+    reply = {"parent": 0, "message": {"role": "assistant", "content": "b"}, "sampled": True, "logprobs": [-0.1, -1e-9]}
+    nodes = [
+        {"message": {"role": "user", "content": "a"}, "token_ids": [7, 8], "mask": [False, False]},
+        reply | {"token_ids": [9, 10, 11], "mask": [False, True, True], "is_content": [False, True, True]},
+    ]
+    agent, usage = {"name": "agent", "config": {}}, {"prompt_tokens": 3, "completion_tokens": 2}
+    for request, ids in zip(server.seen, ([9, 10, 11], [9, "ten", 11]), strict=True):
+        nodes[1]["token_ids"] = ids
+        sent = {"trace": "t", "open": {"id": "t", "task": head()}, "set": {"agent": agent, "ok": True}, "nodes": nodes}
+        await server.answer(request, sent | {"calls": [{"node": 1, "usage": usage}]}, b"delta")
+        summary = {"id": "t", "nodes": 2, "calls": 1}
+        await server.answer(
+            request, {"success": True, "error": None, "head": {"task": head(), "ok": True}, "traces": [summary]}
+        )
+    good, bad = await asyncio.gather(*runs)
+    (trace,) = good.traces
+    assert good.ok and [node.token_ids for node in trace.nodes] == [[7, 8], [9, 10, 11]]
+    assert trace.nodes[1].logprobs == [-0.1, -1e-9] and trace.nodes[0].logprobs == []
+    assert trace.branches[0].sampled_mask == [False] * 3 + [True] * 2 and trace.nodes[1].is_content[0] is False
+    assert good.to_record(None)["traces"][0]["nodes"][1]["token_ids"] == [9, 10, 11]
+    assert not bad.ok and bad.errors[0].type == "ValidationError" and "int" in bad.errors[0].message
+
+
 async def test_cancelling_tells_the_server(env, server):
     run = start(env)
     await server.wait(1)

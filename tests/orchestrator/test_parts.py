@@ -9,7 +9,7 @@ import pytest
 import verifiers.v1 as vf
 from aiohttp import web
 
-from rlmake.algorithms.traces import set_advantages, set_weights
+from rlmake.algorithms.traces import set_advantages, set_weights, trainable_nodes
 from rlmake.config.curriculum import AdvantageRange as AdvantageRangeConfig
 from rlmake.config.curriculum import DifficultyPoolSampler
 from rlmake.config.shared import ClientConfig
@@ -126,6 +126,28 @@ def test_shared_nodes_train_once():
     assert first.ce_weights.sum() == 1 and second.ce_weights.sum() == 0
     assert first.logprobs.dtype == np.float32 and first.logprobs[3] == np.float32(-0.1)
     assert second.temperatures.tolist() == pytest.approx([0.7] * 7)
+
+
+def test_streams_are_those_of_verifiers_own_branches():
+    trace = branching_trace()
+    set_advantages(trace, [0.3, 0.0, -0.7, 2.5, 5])
+    for sample, branch in zip(samples_of(trace, "n", "env", 1.0, 64), trace.branches, strict=True):
+        assert sample.token_ids.tolist() == branch.token_ids
+        assert sample.logprobs.tolist() == np.asarray(branch.logprobs, np.float32).tolist()
+        expected = np.where(sample.mask, np.asarray(branch.advantages, np.float32), 0)
+        assert sample.advantages.tolist() == expected.tolist()
+
+
+def test_nodes_of_a_chain_and_of_a_tree_are_those_of_their_branches():
+    tree = branching_trace()
+    expected = list({id(node): node for branch in tree.branches for node in branch.nodes}.values())
+    assert list(map(id, trainable_nodes(tree))) == list(map(id, expected))
+    chain = tree.model_copy(update={"nodes": tree.nodes[:2]})
+    assert list(map(id, trainable_nodes(chain))) == list(map(id, chain.branches[0].nodes))
+    dropped = {"node": 0, "type": "compaction_attempt"}
+    left = vf.MessageNode.model_validate(chain.nodes[1].model_dump() | {"semantic_parents": [dropped]})
+    chain.nodes[1] = left
+    assert trainable_nodes(chain) == [], "an attempt that the harness did not go on from trains nothing"
 
 
 def test_truncation_keeps_what_still_trains():

@@ -16,7 +16,7 @@ def trainable_traces(episode: vf.Episode) -> list[vf.Trace]:
     return [
         trace
         for trace in episode.traces
-        if trace.ok and trace.agent.trainable and any(any(node.mask) for node in trainable_nodes(trace))
+        if trace.ok and trace.agent.trainable and any(True in node.mask for node in trainable_nodes(trace))
     ]
 
 
@@ -26,12 +26,22 @@ def trainable_branches(trace: vf.Trace) -> list[vf.Branch]:
 
 def trainable_nodes(trace: vf.Trace) -> list[vf.MessageNode]:
     """Nodes of the trainable branches, each once, in branch order."""
+    if _is_chain(trace):  # one branch, as most traces are: it need not be built, which costs more than all else here
+        return list(trace.nodes)
     return list({id(node): node for branch in trainable_branches(trace) for node in branch.nodes}.values())
+
+
+def _is_chain(trace: vf.Trace) -> bool:
+    """Whether each message follows the one before it, and nothing says that the harness dropped a branch."""
+    return all(
+        node.parent == (number - 1 if number else None) and not node.semantic_parents
+        for number, node in enumerate(trace.nodes)
+    )
 
 
 def sampled_tokens(trace: vf.Trace) -> int:
     """L: trainable sampled tokens; a token shared by branches counts once."""
-    return sum(sum(node.mask) for node in trainable_nodes(trace))
+    return sum(node.mask.count(True) for node in trainable_nodes(trace))
 
 
 def settle(episode: vf.Episode) -> None:
@@ -53,14 +63,17 @@ def settle(episode: vf.Episode) -> None:
 
 def set_advantages(trace: vf.Trace, value: float | Sequence[float]) -> None:
     """A scalar for every sampled token of the trace, or one value per sampled token (all turns, all branches)."""
-    nodes = trainable_nodes(trace)
-    total = sum(sum(node.mask) for node in nodes)
-    values = [float(value)] * total if isinstance(value, int | float) else [float(v) for v in value]
+    counted = [(node, node.mask.count(True)) for node in trainable_nodes(trace)]
+    if isinstance(value, int | float):
+        for node, count in counted:
+            if count:
+                node.advantages = [float(value)] * count
+        return
+    values, total = [float(v) for v in value], sum(count for _, count in counted)
     if len(values) != total:
         raise ValueError(f"{len(values)} advantages for {total} sampled tokens")
     start = 0
-    for node in nodes:
-        count = sum(node.mask)
+    for node, count in counted:
         if count:
             node.advantages = values[start : start + count]
         start += count

@@ -21,13 +21,24 @@ from loguru import logger
 from verifiers.v1.serve import EpisodeAssembly
 from verifiers.v1.serve.delta import TraceSummary
 
+from rlmake.core.offload import off_loop
+
 HEALTH_SECONDS, GONE_SECONDS = 10.0, 120.0
 START_POLL_SECONDS = 0.25
 LINGER_MS = 500
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
+STREAMS = {"token_ids": list[int], "mask": list[bool], "is_content": list[bool], "logprobs": list[float]}
 _AgentConfig = vf.WireTrace.model_fields["agent"].annotation.model_fields["config"].annotation
+
+
+def _streams(nodes: list[dict[str, Any]]) -> list[dict[str, list]]:
+    """Take the numbers per token out of plain nodes, checked: pydantic would make each of them anew."""
+    return [
+        {name: msgspec.convert(node.pop(name), kind) for name, kind in STREAMS.items() if name in node}
+        for node in nodes
+    ]
 
 
 class Wire:
@@ -74,7 +85,7 @@ class Wire:
             on_delta(data)
 
         reply = await self._ask(identity, payload, deltas.append if on_delta is None else watch)
-        return await asyncio.to_thread(self._assembled, deltas, reply)
+        return await off_loop(self._assembled, deltas, reply)
 
     def _dumped(self, client: vf.ClientConfig) -> dict[str, Any]:
         known = self._clients.get(id(client))
@@ -135,10 +146,16 @@ class Wire:
         for delta in deltas:
             assembly.apply(_unpack(delta) if isinstance(delta, bytes) else delta)
         record = assembly.finish(answer["head"], [TraceSummary.model_validate(one) for one in answer["traces"]])
+        streams = [_streams(trace["nodes"]) for trace in record["traces"]]
         for trace in record["traces"]:
             if isinstance(config := trace["agent"].get("config"), dict):
                 trace["agent"] = {**trace["agent"], "config": self._agent(config)}
-        return vf.WireEpisode.model_validate(record)
+        episode = vf.WireEpisode.model_validate(record)
+        for trace, taken in zip(episode.traces, streams, strict=True):
+            for node, values in zip(trace.nodes, taken, strict=True):
+                for name, value in values.items():
+                    setattr(node, name, value)
+        return episode
 
     def _agent(self, config: dict[str, Any]) -> Any:
         key = _pack(config)

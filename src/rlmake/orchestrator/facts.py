@@ -26,12 +26,13 @@ def trace_facts(episode: vf.Episode, group: Group) -> list[dict[str, Any]]:
 
 
 def _of_trace(trace: vf.Trace, group: Group) -> dict[str, Any]:
+    inputs, usage = trace.num_input_tokens, trace.usage
     row: dict[str, Any] = {
         "env": group.env,
         "agent": trace.agent.name,
         "reward": float(trace.reward),
-        "num_total_tokens": float(trace.num_total_tokens),
-        "num_input_tokens": float(trace.num_input_tokens),
+        "num_total_tokens": float(inputs + (usage.completion_tokens if usage else 0)),
+        "num_input_tokens": float(inputs),
         "num_output_tokens": float(trace.num_output_tokens),
         "num_turns": float(trace.num_turns),
         "num_branches": float(trace.num_branches),

@@ -1,6 +1,5 @@
 """A finished group: credit, observation by the sampler, gates, and the traces that go to the queue."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +7,7 @@ import verifiers.v1 as vf
 
 from rlmake.algorithms import Algorithm
 from rlmake.algorithms.traces import trainable_traces
+from rlmake.core.offload import off_loop
 from rlmake.monitors.traces import Recorder, trace_name
 from rlmake.orchestrator.facts import trace_facts
 from rlmake.orchestrator.records import Group, Unit
@@ -39,7 +39,7 @@ class Groups:
                 await algorithm.score_episode(episode)
         await algorithm.finish(episodes)
         admitted = self._observe(group, episodes)
-        units, facts = await asyncio.to_thread(self._flatten, group, version, admitted)
+        units, facts = await off_loop(self._flatten, group, version, admitted)
         self.on_group(group, facts, units, admitted)
         return units
 

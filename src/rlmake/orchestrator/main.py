@@ -9,6 +9,7 @@ from setproctitle import setproctitle
 from rlmake.config import OrchestratorConfig, load_resolved
 from rlmake.core import log
 from rlmake.core.errors import UserError, entry_point
+from rlmake.core.offload import favour_loop
 from rlmake.core.procs import die_with_parent
 from rlmake.core.rundir import RunContext
 
@@ -31,6 +32,7 @@ async def _run(config: OrchestratorConfig, ctx: RunContext) -> int:
     """Run to the end; SIGTERM or SIGINT ends it in order."""
     from rlmake.orchestrator.orchestrator import Orchestrator
 
+    favour_loop()
     task = asyncio.ensure_future(Orchestrator(config, ctx).run())
     for number in (signal.SIGTERM, signal.SIGINT):  # in a SLURM job the launcher says it by SIGINT
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

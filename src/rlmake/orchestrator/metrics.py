@@ -17,7 +17,7 @@ FULL_MARKS = 1.0 - 1e-9  # as evaluations count a success
 
 
 class Window:
-    """Facts of the rollouts finished since the last report. Cancelled ones are counted without facts."""
+    """Facts of the rollouts finished since the last report, which ends it. Cancelled ones are counted without facts."""
 
     def __init__(self, envs: Sequence[str]):
         self.envs = list(envs)
@@ -31,7 +31,7 @@ class Window:
         self.groups.append((group.env, [row["reward"] for row in facts if not row["has_error"] and "reward" in row]))
 
     def report(self, units: Sequence[Unit], step: int, cancelled: Mapping[str, int]) -> dict[str, float]:
-        """Metrics of the period that ends with shipping `units` as batch `step`; starts the next one.
+        """Metrics of the period that ends with shipping `units` as batch `step`. CPU work; call it off the event loop.
 
         `cancelled`: rollouts by environment that were given up in the period.
         """
@@ -47,7 +47,6 @@ class Window:
         row |= off_policy(units, step)
         row |= _batch(units, self.envs)
         row["batch/rollouts"] = float(self.rollouts + sum(cancelled.values()))
-        self.__init__(self.envs)
         return row
 
     def _page(self, given_up: Mapping[str, int]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from rlmake.config import load_resolved
 from rlmake.config.online import OnlineEvalProcessConfig
 from rlmake.core import log
 from rlmake.core.errors import UserError, entry_point
+from rlmake.core.offload import favour_loop
 from rlmake.core.procs import die_with_parent
 from rlmake.core.rundir import RunContext
 
@@ -106,6 +107,7 @@ async def _nothing(version: int) -> None:
 
 
 async def _run(config: OnlineEvalProcessConfig, ctx: RunContext) -> int:
+    favour_loop()
     task = asyncio.ensure_future(evaluate(config, ctx))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:

@@ -1,6 +1,7 @@
 """The orchestrator: components wired together, and the main loop."""
 
 import asyncio
+import gc
 import itertools
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from rlmake import monitors, transport
 from rlmake.algorithms import AlgorithmContext, Endpoint
 from rlmake.algorithms import build as build_algorithm
 from rlmake.core.errors import UserError
+from rlmake.core.offload import off_loop
 from rlmake.core.rundir import RunContext
 from rlmake.envs.client import EnvHandle, connect_all, engine_client
 from rlmake.orchestrator import checkpoints
@@ -33,6 +35,9 @@ from rlmake.orchestrator.steering import Steering
 from rlmake.orchestrator.watcher import Watcher
 
 FETCH_POLL_SECONDS = 0.05
+# Traces in flight are long lists, and Python's collector looks at every entry each time it runs: tenths of a second
+# in which nothing else happens. What it finds is next to nothing (an object an episode), so it runs rarely.
+COLLECT_STEPS = 50
 
 
 class Orchestrator:
@@ -52,10 +57,14 @@ class Orchestrator:
         """The whole run."""
         finished = False
         await self._open()
+        gc.freeze()
+        gc.disable()
         try:
             await run_with(self._main(), [component() for component in self._background()])
             finished = True
         finally:
+            gc.enable()
+            gc.unfreeze()
             await self._close(finished)
 
     async def _main(self) -> None:
@@ -66,7 +75,7 @@ class Orchestrator:
             counted = self.progress.add(units)
             await self.checkpoints.after(step, units)
             await self.steering.read()
-            self._report(step, units, counted)
+            await self._report(step, units, counted)
         if self.config.max_steps is not None:
             await self.collector.finish(self.config.max_steps)
             while not self.sender.fetched():
@@ -99,9 +108,9 @@ class Orchestrator:
         for batch in self.resumed.waiting.ahead if self.resumed else ():
             await self._ship(batch.step, batch.units)
             self.checkpoints.ahead.append(batch)
-            self._report(batch.step, batch.units, {})  # counted before the checkpoint
+            await self._report(batch.step, batch.units, {})  # counted before the checkpoint
 
-    def _report(self, step: int, units: list[Unit], counted: dict[str, float]) -> None:
+    async def _report(self, step: int, units: list[Unit], counted: dict[str, float]) -> None:
         """Metrics and the console line of a step."""
         if self._beyond(step):
             return
@@ -110,7 +119,9 @@ class Orchestrator:
         self.clock.add("eval", self.evaluator.seconds)
         self.clock.add("wait_for_policy", max(0.0, self.watcher.waited - self.evaluator.seconds))
         self.checkpoints.seconds = self.watcher.waited = 0.0
-        row = self.clock.report() | self.window.report(units, step, self.accounts.cancelled_by_env())
+        window, self.window = self.window, Window(self.window.envs)
+        row = self.clock.report()
+        row |= await off_loop(window.report, units, step, self.accounts.cancelled_by_env())
         row |= counted | self.accounts.report() | self.evaluator.report()
         row |= self.collector.metrics() | self.lag.report()
         row |= {"off_policy/dropped": float(self.queue.dropped), "window/useful": float(useful)}
@@ -123,6 +134,8 @@ class Orchestrator:
         self.queue.dropped = 0
         self.monitors.log(step, row)
         self.warnings.check(step, row)
+        if step % COLLECT_STEPS == 0:
+            gc.collect()
 
     def _on_group(self, group: Group, facts: list[dict[str, Any]], units: list[Unit], admitted: bool) -> None:
         self.window.add(group, facts, units, admitted)

@@ -1,5 +1,7 @@
 """From credited traces to training samples, and the removal of tokens without a signal."""
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import numpy as np
 import verifiers.v1 as vf
@@ -19,22 +21,27 @@ def samples_of(trace: vf.Trace, name: str, env: str, temperature: float, seq_len
     samples, trained = [], set()
     branches = trainable_branches(trace)
     for number, branch in enumerate(branches):
-        fresh = np.concatenate([np.full(len(n.token_ids), id(n) not in trained) for n in branch.nodes])[:seq_len]
+        tokens = _Tokens(branch.nodes, seq_len)
+        fresh = tokens.joined(lambda node: np.full(len(node.token_ids), id(node) not in trained))
         fresh[0] = False
-        mask = np.asarray(branch.sampled_mask[:seq_len], bool) & fresh
-        weights = {stream: _stream(branch.loss_weights(stream), seq_len) for stream in STREAMS}
-        weights = {stream: None if w is None else np.where(fresh, w, np.float32(0)) for stream, w in weights.items()}
-        advantages = _stream(branch.advantages, seq_len)
+        mask = tokens.joined(lambda node: _flags(node.mask)) & fresh
+        weights = {stream: branch.loss_weights(stream) for stream in STREAMS}
+        advantages = tokens.spread("advantages")
         sample = TrainingSample(
             sample_id=f"{name}#{number}" if len(branches) > 1 else name,
             env_name=env,
-            token_ids=np.asarray(branch.token_ids[:seq_len], np.int32),
+            token_ids=tokens.joined(lambda node: np.asarray(node.token_ids, np.int32)),
             mask=mask,
-            logprobs=np.asarray(branch.logprobs[:seq_len], np.float32),
+            logprobs=tokens.spread("logprobs"),
             temperatures=np.full(len(mask), temperature, np.float32),
             advantages=None if advantages is None else np.where(mask, advantages, np.float32(0)),
-            ref_logprobs=_stream(branch.reference_logprobs, seq_len),
-            **{STREAMS[stream]: w for stream, w in weights.items()},
+            ref_logprobs=tokens.spread("reference_logprobs"),
+            **{
+                STREAMS[stream]: None
+                if w is None
+                else np.where(fresh, np.asarray(w[:seq_len], np.float32), np.float32(0))
+                for stream, w in weights.items()
+            },
         )
         if trains(sample):
             samples.append(sample)
@@ -42,8 +49,33 @@ def samples_of(trace: vf.Trace, name: str, env: str, temperature: float, seq_len
     return samples
 
 
-def _stream(values: list[float] | None, seq_len: int) -> np.ndarray | None:
-    return None if values is None else np.asarray(values[:seq_len], np.float32)
+class _Tokens:
+    """Arrays of a branch, made node by node: `verifiers.Branch` has lists, several times as slow."""
+
+    def __init__(self, nodes: Sequence[vf.MessageNode], seq_len: int):
+        self.nodes, self.seq_len = nodes, seq_len
+
+    def joined(self, part: Callable[[vf.MessageNode], np.ndarray]) -> np.ndarray:
+        return np.concatenate([part(node) for node in self.nodes])[: self.seq_len]
+
+    def spread(self, name: str) -> np.ndarray | None:
+        """float32 [T] of numbers that nodes hold compactly, 0 where nothing was sampled; None when no node has any."""
+        if all(getattr(node, name) is None for node in self.nodes):
+            return None
+        return self.joined(lambda node: _spread(node.mask, getattr(node, name)))
+
+
+def _flags(values: list[bool]) -> np.ndarray:
+    return np.frombuffer(bytes(values), bool)
+
+
+def _spread(mask: list[bool], values: list[float] | None) -> np.ndarray:
+    spread = np.zeros(len(mask), np.float32)
+    if values:
+        at = np.flatnonzero(_flags(mask))[: len(values)]
+        one = values[0] != 0 and values.count(values[0]) == len(values)  # an advantage: no need to convert each
+        spread[at] = values[0] if one else np.asarray(values[: len(at)], np.float32)
+    return spread
 
 
 def rl_members(sample: TrainingSample) -> np.ndarray:
