@@ -17,12 +17,13 @@ ATTEMPT_CONFIGS, ATTEMPT_LOGS = "PRL_ATTEMPT_CONFIG_DIR", "PRL_ATTEMPT_LOG_DIR"
 
 def numbered(folder: Path, prefix: str = "step") -> dict[int, Path]:
     """`{n: folder/prefix_n}` of the directories there, in ascending numeric order."""
-    found = {}
-    if folder.is_dir():
-        for path in folder.iterdir():
-            match = re.fullmatch(rf"{prefix}_(0|[1-9]\d*)", path.name)
-            if match and path.is_dir():
-                found[int(match[1])] = path
+    try:
+        entries = os.scandir(folder)  # no look at each entry: this is asked for many times a second
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    with entries:
+        names = [entry.name for entry in entries if entry.name.startswith(f"{prefix}_") and entry.is_dir()]
+    found = {int(match[1]): folder / name for name in names if (match := re.fullmatch(rf"{prefix}_(0|[1-9]\d*)", name))}
     return dict(sorted(found.items()))
 
 

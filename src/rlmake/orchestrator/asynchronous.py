@@ -61,16 +61,20 @@ class Asynchronous:
     async def collect(self, step: int) -> list[Unit]:
         self.step = step
         self.wake.set()
+        self._sweep(step)
         while True:
             self.arrived.clear()
-            if dropped := self.queue.sweep(step):
-                logger.info(f"{dropped} queued rollouts are too old for step {step} and are replaced")
-            if not self.queue.missing():
+            if self.queue.missing():
+                await self.arrived.wait()
+            elif not self._sweep(step):  # what has come since may have waited for its group too long
                 await self.watcher.wait(step - 1 - TARGET_LAG)
                 if units := cut_batch(self.queue, self.config):
                     return units
-            else:
-                await self.arrived.wait()
+
+    def _sweep(self, step: int) -> int:
+        if dropped := self.queue.sweep(step):
+            logger.info(f"{dropped} queued rollouts are too old for step {step} and are replaced")
+        return dropped
 
     async def finish(self, version: int) -> None:
         """No more training rollouts; wait for the last version and its evaluations."""
