@@ -19,6 +19,7 @@ from setproctitle import setproctitle
 
 from rlmake.core import jsonio, log, procs
 from rlmake.core.errors import ConfigError, RunFailed, UserError, entry_point
+from rlmake.core.offload import favour_loop
 from rlmake.core.rundir import RunContext
 from rlmake.evals.progress import Journal
 from rlmake.evals.records import EnvResult, EpisodeRecord
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     identity_file = path.parent / "identity.json"
     identity = jsonio.read_json(identity_file) if identity_file.exists() else {}
+    favour_loop()
     asyncio.run(run(cfg, RunContext.from_env(cfg.output_dir), identity, path.parent / "inference.address"))
 
 
