@@ -221,16 +221,23 @@ def test_a_run_that_diverges_says_so_and_saves_nothing_of_it(config, tmp_path, r
 
 
 def test_validation_is_over_all_its_rows_and_disturbs_nothing(config, tmp_path):
+    """Nor the checkpoint of a step that was validated: it holds what the other run's does, optimizer state too."""
     plain, validated = tmp_path / "plain", tmp_path / "validated"
-    run(config(plain, max_steps=2, scheduler=CONSTANT))
+    saving = {"interval": 1}
+    run(config(plain, max_steps=2, scheduler=CONSTANT, ckpt=saving))
     data = {**config(plain).data.model_dump(), "splits": ["heldout"]}
     val = {"interval": 1, "eval_on_start": True, "data": data}
-    run(config(validated, max_steps=2, scheduler=CONSTANT, val=val))
+    run(config(validated, max_steps=2, scheduler=CONSTANT, ckpt=saving, val=val))
+    for step in (1, 2):
+        a, b = tensors(plain, step), tensors(validated, step)
+        assert a.keys() == b.keys() and any(key.endswith("exp_avg") for key in b)
+        assert [key for key in a if not torch.equal(a[key], b[key])] == []
     losses = [row.metrics["val/loss"] for row in read(validated) if "val/loss" in row.metrics]
     assert len(losses) == 3 and losses[-1] < losses[0]
     assert trace(plain) == trace(validated)
     two = tmp_path / "two"
     run(config(two, max_steps=1, scheduler=CONSTANT, val=val), ranks=2)
+    assert tensors(two, 1).keys() == tensors(plain, 1).keys()
     first = next(row.metrics["val/loss"] for row in read(two) if "val/loss" in row.metrics)
     assert first == pytest.approx(losses[0], rel=1e-6)
 

@@ -32,7 +32,10 @@ def tensors_of(named: Named, optimizer: Optimizer | None) -> dict[str, Tensor]:
     """`{key: tensor}` of the parameters and, where given, of the optimizer's state; the tensors themselves."""
     found: dict[str, Tensor] = {f"{PREFIX}{name}": p.detach() for name, p in named}
     if optimizer is not None:
+        known = {p for group in optimizer.param_groups for p in group["params"]}
         for name, p in named:
+            if p.requires_grad and p not in known:
+                raise RuntimeError(f"{name} is another parameter than the one that the optimizer works on")
             for key, value in optimizer.state.get(p, {}).items():
                 if not isinstance(value, Tensor):
                     raise TypeError(f"optimizer state {name}.{key} is {type(value).__name__}, not a tensor")

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from rlmake.models import exact, lora, packed
 from rlmake.models.logprobs import log_distribution, logits_of, token_logprobs
@@ -70,7 +71,14 @@ class Policy(nn.Module):
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """What is trained, saved and sent: all parameters by their Hugging Face names (a tied head is not listed), or
-        those of the adapter alone."""
+        those of the adapter alone.
+
+        FSDP leaves the units of a forward without a backward (an evaluation) gathered, their parameters being other
+        objects than those that the optimizer knows: they are sharded again first.
+        """
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         named = lora.parameters(self.model) or list(self.model.named_parameters())
         return self.masters.named(named) if self.masters else named
 
