@@ -216,9 +216,10 @@ class Project:
         return process.returncode, output
 
     def rlmake(self, *arguments: str) -> subprocess.CompletedProcess:
-        """One of rlmake's commands in the project."""
+        """One of rlmake's commands in the project, the real one."""
         command = [sys.executable, "-m", "rlmake.cli.main", *arguments]
-        return subprocess.run(command, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=120)
+        env = self.env | {"TOYS": ""}
+        return subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, timeout=120)
 
     def build(self, *targets: str, **env: str) -> list[str]:
         """Build, and return what the toys did: the new lines of toy.log, single steps left out."""

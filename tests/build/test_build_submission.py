@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,14 @@ def test_what_a_failed_job_said(tmp_path: Path):
     log.write_text("only this\n")
     assert submission.errors_in(log) == ["only this"]
     assert submission.errors_in(tmp_path / "none.log") == []
+
+
+def test_a_pre_run_command_that_fails_ends_the_job():
+    """With the exit code of a mistake, which is not tried again."""
+    script = f"{submission.checked('false # it' + chr(39) + 's')}\necho went on"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: slurm.pre_run_command (false # it's) ended with code 1 on ")
+    assert submission.checked("  ") is None and submission.checked(None) is None
+    done = subprocess.run(["bash", "-c", f"{submission.checked('A=1')}\necho $A"], capture_output=True, check=True)
+    assert done.stdout == b"1\n"

@@ -17,6 +17,10 @@ class Slow(ChatMLRenderer):
     def render(self, *args, **kwargs):
         time.sleep(0 if os.path.exists("fast") else 0.06)
         return super().render(*args, **kwargs)
+class Slower(Slow):
+    def render(self, *args, **kwargs):
+        time.sleep(0 if os.path.exists("fast") else 0.06)
+        return super().render(*args, **kwargs)
 """
 DATA = """
 [experiment]

@@ -80,7 +80,7 @@ def test_sft_with_evaluations_over_three_nodes(project):
 def test_submission_by_the_entry_point(project):
     """Over two nodes: dry run, submission, a node that cannot start it, tail while held, queued and running, the guard;
     the time limit cuts it, the requeued life goes on by itself and trains nothing twice."""
-    project.sft(100, place=NODES + "num_train_nodes = 2")
+    project.sft(60, place=NODES + "num_train_nodes = 2", renderer="slow.py:Slower")
     text = (project.folder / "experiments/sft.toml").read_text().partition("[experiment]")[0]
     project.write("run.toml", text)
     dry = project.entry("sft", "@", "run.toml", "--run.name", "d", "--dry-run")
@@ -112,7 +112,7 @@ def test_submission_by_the_entry_point(project):
     for words in ("released (1 of 3 times)", f"SLURM job {job} is running", "attempt 4 begins", "COMPLETED"):
         assert words in shown.read_text(), f"{words}: {shown.read_text()}"
     rows = [json.loads(line) for line in metrics.read_text().splitlines() if "loss/mean" in line]
-    assert [row["step"] for row in rows] == list(range(1, 101))
+    assert [row["step"] for row in rows] == list(range(1, 61))
     assert len(list((project.folder / "outputs/d/logs/latest/trainer").glob("node_?.log"))) == 2
 
 

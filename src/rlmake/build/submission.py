@@ -161,9 +161,10 @@ def script(commands: Sequence[str], artefact: Artefact) -> str:
 
 def checked(command: str | None) -> str | None:
     """`pre_run_command` as lines of a script, which ends with it where it fails: a mistake, not tried again."""
-    if not command:
+    if not (command or "").strip():
         return None
-    report = 'echo "error: slurm.pre_run_command ended with code $code on $(hostname)" >&2; exit 2'
+    said = f"slurm.pre_run_command ({command.strip().splitlines()[0]}) ended with code"
+    report = f'echo "error: "{shlex.quote(said)}" $code on $(hostname)" >&2; exit 2'
     return f"{command}\ncode=$?; if [ $code -ne 0 ]; then {report}; fi"
 
 
