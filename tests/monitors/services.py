@@ -114,14 +114,19 @@ class Prime(Service):
 
     def __init__(self, status: int = 200):
         super().__init__()
-        self.status = status
+        self.status, self.refused = status, ""  # and the name of an evaluation that is refused
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        if path.endswith("/evaluations/"):
+            known = {"evaluation_id": f"e{len(self.calls)}", "name": body["name"]}
+            return (400, {"detail": "no"}) if body["name"] == self.refused else (200, known)
+        if "environmentshub" in path:
+            return 200, {"data": {"id": "env1"}}
         if path.endswith("/external-runs"):
             return self.status, {"run": {"id": "r1", "name": body["name"]}, "detail": "this team is not enabled"}
         if "presign" in path:
             return 200, {"data": {"presignedUrl": f"{self.url}/object", "s3Key": "k"}}
         return 200, {"data": {}}
 
-    def bodies(self, part: str) -> list[Any]:
-        return [body for _, path, body in self.calls if part in path]
+    def bodies(self, part: str, exact: bool = False) -> list[Any]:
+        return [body for _, path, body in self.calls if (path.endswith(part) if exact else part in path)]

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from loguru import logger
 
 from rlmake import monitors
 from rlmake.core.errors import UserError
@@ -22,14 +21,6 @@ def context(run: Path, attempt: int = 1) -> RunContext:
 
 def rows(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "monitors/file/metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture
-def warnings():
-    lines: list[str] = []
-    handler = logger.add(lambda message: lines.append(str(message)), level="WARNING")
-    yield lines
-    logger.remove(handler)
 
 
 def test_row_form(tmp_path):

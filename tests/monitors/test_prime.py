@@ -53,6 +53,27 @@ def test_registers_streams_and_closes(ctx, online):
     assert read_json(ctx.run_dir / "monitors/prime/run.json")["id"] == "r1"
 
 
+def test_a_training_s_evaluations_are_uploaded_each_as_one(ctx, online, warnings):
+    online.refused = "my-run a v8"
+    m = monitors.setup(CONFIG, "orch", ctx)
+    recorder = m.recorder("rl-1")
+    for env, version in (("a", 0), ("a", 4), ("b", 4)):
+        for sample in range(2):
+            work = Work("eval", env, f"{env}/g", f"eval/{env}/v{version}/{sample}", version, version, 0.0)
+            recorder.arrived(work, Episode.model_construct(id=f"{env}{version}{sample}", traces=[]), version)
+        m.log(version, {f"eval/{env}/policy_version": version, f"eval/{env}/avg@2": 0.25 * version})
+    m.log(8, {"eval/a/policy_version": 8})
+    m.close(finished=True)
+    opened = online.bodies("/evaluations/", exact=True)
+    assert [body["name"] for body in opened] == ["my-run a v0", "my-run a v4", "my-run b v4", "my-run a v8"]
+    assert opened[1]["model_name"] == "base" and opened[1]["metadata"]["policy_version"] == 4
+    assert opened[1]["metadata"]["training_run"] == "r1" and opened[0]["environments"]
+    sent = [body["metrics"]["avg@2"] for body in online.bodies("/finalize") if "metrics" in body]
+    assert sent == [0.0, 1.0, 1.0]
+    assert online.bodies("/rft/finalize") == [{"run_id": "r1", "exit_code": 0}], "the training goes on and ends well"
+    assert any("evaluation of a at v8 was not uploaded" in line for line in warnings)
+
+
 def test_a_run_that_was_stopped_is_reported_as_such(ctx, online):
     monitors.setup(CONFIG, "orch", ctx).close()
     (status,) = online.bodies("/status")

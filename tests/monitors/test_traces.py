@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from loguru import logger
 from trace_samples import episode
 from trace_writer import append_150
 
@@ -34,14 +33,6 @@ def open_stream(root: Path, producer="orch", attempt=1, **config) -> tuple[Recor
 
 def index(root: Path) -> list[dict]:
     return [row for _, row in read.Tail(layout.index(root)).rows()]
-
-
-@pytest.fixture
-def warnings():
-    lines: list[str] = []
-    handler = logger.add(lambda message: lines.append(str(message)), level="WARNING")
-    yield lines
-    logger.remove(handler)
 
 
 def test_an_episode_its_row_and_what_is_learnt_later(tmp_path):

@@ -1,7 +1,8 @@
 """The Prime Intellect platform, through its SDK: a thin layer that opens the run, hands over and closes.
 
-Rows go up at every step, episodes that were trained on at every 10th (`EVERY`). A process that leaves without `close`
-is reported as crashed by the SDK's own exit hook; one that is killed is not reported at all.
+Rows go up at every step, episodes that were trained on at every 10th (`EVERY`), evaluations that a training makes of
+itself as evaluations. A process that leaves without `close` is reported as crashed by the SDK's own exit hook; one that
+is killed is not reported at all.
 """
 
 import os
@@ -14,6 +15,7 @@ from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_json
 from rlmake.core.rundir import RunContext
 from rlmake.monitors.base import Monitor
+from rlmake.monitors.prime_evals import Evaluations
 from rlmake.monitors.traces.records import Arrival, Work, trace_id, trace_name
 
 EVERY = 10  # steps between uploads of episodes
@@ -42,13 +44,20 @@ class PrimeMonitor(Monitor):
             self._run = runs.init(**given)
         except Exception as error:  # the SDK's own, or httpx's
             raise UserError(f"monitors.prime: {' '.join(str(error).split()) or type(error).__name__}") from None
-        self.traces = Episodes(ctx.run_id, everything=kind == "eval")
+        self._evals = None
+        if kind == "train":
+            shared = {key: given[key] for key in ("framework", "mode") if key in given}
+            model = given.get("model") or _described(ctx.config_dir / "resolved", kind, runs)["model"]
+            self._evals = Evaluations(runs, given["name"], self._run.id, shared | {"model": model})
+        self.traces = Episodes(ctx.run_id, everything=kind == "eval", evals=self._evals)
         record = {"id": self._run.id, "url": self._run.url, "mode": self._run.mode, "attached": bool(attached)}
         write_json(ctx.run_dir / "monitors" / "prime" / "run.json", {"schema": 1, **record})
 
     def log(self, row: dict[str, Any]) -> None:
         values = {key: value for key, value in row.items() if key not in ("step", "time", "producer")}
         self._run.log_metrics(values, step=row["step"])
+        if self._evals is not None:
+            self._evals.row(row)
         self._upload()
 
     def _upload(self) -> None:
@@ -57,6 +66,8 @@ class PrimeMonitor(Monitor):
 
     def close(self, finished: bool = False) -> None:
         self._upload()
+        if self._evals is not None:
+            self._evals.close()
         if finished:
             self._run.finish()
         else:
@@ -70,14 +81,16 @@ class Episodes:
     It has the methods of a `TraceStream`.
     """
 
-    def __init__(self, run_id: str, everything: bool):
-        self._run_id, self._everything = run_id, everything
+    def __init__(self, run_id: str, everything: bool, evals: Evaluations | None = None):
+        self._run_id, self._everything, self._evals = run_id, everything, evals
         self._held: OrderedDict[str, Any] = OrderedDict()  # id of a trace -> its episode
         self._due: dict[int, Any] = {}  # by identity: the traces of one episode ship together
         self._lock = threading.Lock()  # annotations may come from other threads than rows
 
     def arrived(self, arrival: Arrival) -> None:
         work, episode = arrival.work, arrival.episode
+        if work.kind == "eval" and self._evals is not None:
+            return self._evals.arrived(work, episode)
         with self._lock:
             if self._everything:
                 self._due[id(episode)] = episode
