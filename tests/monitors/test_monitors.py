@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +70,18 @@ def test_torn_row_of_a_killed_writer_costs_only_itself(tmp_path):
     again = monitors.setup(ON, "trainer", context(tmp_path, 2))
     again.log(2, {"x": 2.0})
     assert monitors.series(monitors.read(tmp_path), "x") == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_row_that_a_full_disk_has_cut_costs_only_itself(tmp_path, monkeypatch, warnings):
+    m, write = monitors.setup(ON, "trainer", context(tmp_path)), os.write
+    m.log(1, {"x": 1.0})
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
+    m.log(2, {"x": 2.0})
+    monkeypatch.setattr(os, "write", write)
+    m.log(3, {"x": 3.0})
+    m.log(4, {"x": 4.0})
+    assert monitors.series(monitors.read(tmp_path), "x") == [(1, 1.0), (3, 3.0), (4, 4.0)]
+    assert len(warnings) == 1 and "disk full?" in warnings[0]
 
 
 def test_latest_attempt_wins_and_the_abandoned_future_is_cut(tmp_path):

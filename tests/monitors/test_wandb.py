@@ -22,7 +22,7 @@ from rlmake import monitors
 from rlmake.core.rundir import RunContext
 from rlmake.monitors import wandb_run
 
-wandb_run.PAUSE, wandb_run.TRIES_TO_CREATE = 0.1, 2
+wandb_run.PAUSE, wandb_run.TRIES_TO_CREATE, wandb_run.FINISH_SECONDS = 0.1, 2, 3.0
 run, producer, offline, finished, steps = Path(sys.argv[1]), sys.argv[2], *(eval(word) for word in sys.argv[3:6])
 table = SimpleNamespace(project="p", entity=None, name=None, group="g", tags=["t"], offline=offline)
 ctx = RunContext(run, "rl-1", "my-run", 1, None, run / "configs" / "attempt_1", run / "logs")
@@ -30,7 +30,12 @@ m = monitors.setup(SimpleNamespace(file=None, wandb=table, prime=None), producer
 for step in steps:
     m.log(step, {f"{producer}/value": step / 2})
 m.log(None, {"inference/pooled/num_requests_running/mean": 3.0})
+if len(sys.argv) > 6:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    m.log(9, {"late": 1.0})
 m.close(finished)
+print("closed", flush=True)
 """
 
 
@@ -47,17 +52,16 @@ def resolve(run: Path, **configs) -> None:
         write_json(run / "configs" / "attempt_1" / "resolved" / f"{name}.json", config)
 
 
-def write(run: Path, producer: str, url: str | None, *, offline=False, finished=True, steps=(1, 2)):
+def command(run: Path, producer: str, url: str | None, *, offline=False, finished=True, steps=(1, 2)):
     env = {"PATH": "/usr/bin:/bin", "HOME": str(run), "PYTHONPATH": ":".join(sys.path), "WANDB_API_KEY": "k" * 40}
     if url:
         env["WANDB_BASE_URL"] = url
-    return subprocess.run(
-        [sys.executable, "-c", WRITER, str(run), producer, repr(offline), repr(finished), repr(list(steps))],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return [sys.executable, "-c", WRITER, str(run), producer, repr(offline), repr(finished), repr(list(steps))], env
+
+
+def write(run: Path, producer: str, url: str | None, **given):
+    words, env = command(run, producer, url, **given)
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_roles(run):
@@ -132,3 +136,18 @@ def test_a_start_that_fails_is_one_line(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install 'rlmake\[wandb\]'"):
         wandb_run.WandbMonitor(SimpleNamespace(offline=True), "eval", SimpleNamespace())
+
+
+def test_a_service_that_goes_away_holds_up_nothing(run):
+    """The SDK alone would wait for it without end."""
+    resolve(run, sft={})
+    with services.serving(services.Wandb()) as service:
+        words, env = command(run, "trainer", service.url)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen([*words, "wait"], env=env, text=True, **pipes)
+        assert "ready\n" in iter(process.stdout.readline, "")
+    try:
+        assert "closed" in process.communicate("\n", timeout=100)[0] and process.returncode == 0
+    finally:
+        process.kill()
+    assert list(run.rglob("run-rl-1.wandb")), "what was not sent is there for `wandb sync`"

@@ -24,6 +24,7 @@ from rlmake.monitors.base import Monitor
 
 NEEDED = (0, 19, 9)  # the first SDK with the shared mode
 TRIES_TO_JOIN, TRIES_TO_CREATE, PAUSE = 30, 5, 10.0  # the pause is in seconds
+FINISH_SECONDS = 300.0  # a run does not wait longer for a service that has gone; `wandb sync` sends the rest
 BY_TIME = ("inference/", "system/")  # rows of no step
 
 
@@ -69,6 +70,8 @@ class WandbMonitor(Monitor):
     def _open(self, config: Any, producer: str, ctx: RunContext) -> Any:
         _command(ctx.config_dir)
         settings = {"console": "off", "silent": True, "root_dir": str(_folder(ctx))}
+        if "finish_timeout" in self._wandb.Settings.model_fields:  # newer than NEEDED
+            settings["finish_timeout"] = FINISH_SECONDS
         given: dict[str, Any] = {"id": ctx.run_id, "project": config.project, "entity": config.entity}
         if self._role.shared:
             settings |= {"mode": "shared", "x_label": producer, "x_primary": self._role.primary}

@@ -52,4 +52,4 @@ class DiskGuard:
 
 
 def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 29 else f"{size / (1 << 20):.0f} MiB"
