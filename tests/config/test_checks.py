@@ -215,6 +215,14 @@ def test_others(monkeypatch, name, changes, expected):
     refused(monkeypatch, name, changes, expected)
 
 
+@pytest.mark.parametrize("url", ["nonsense", "127.0.0.1:8000/v1", "ftp://host/v1", "http://", "http:///v1"])
+def test_what_is_no_url(monkeypatch, url):
+    said = "expected a URL like http://127.0.0.1:8000/v1"
+    refused(monkeypatch, "EvalConfig", {"client": {"base_url": url}}, f"client.base_url: {said}")
+    teacher = {"type": "opd", "teacher": {"name": "a", "base_url": url}}
+    refused(monkeypatch, "RLConfig", {"orchestrator__train__algo": teacher}, f"base_url: {said}")
+
+
 def test_curriculum(monkeypatch):
     for curriculum, expected in (
         ({"sampler": {"type": "difficulty_pool", "pools": {}}}, "pools: needs at least one pool"),

@@ -127,11 +127,16 @@ async def test_garbage_on_the_wire_harms_nobody(session, server):
     context.term()
 
 
-async def test_an_environment_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_path):
-    made = start(tmp_path, env={"taskset": {"id": "no-such-taskset"}})
+@pytest.mark.parametrize(
+    "taskset, said",
+    [("no-such-taskset", "no_such_taskset"), ("breaks-on-import", "RuntimeError: no weather today (")],
+)
+async def test_an_environment_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_path, taskset, said):
+    (tmp_path / "breaks_on_import.py").write_text("raise RuntimeError('no weather today')\n")
+    made = start(tmp_path, env={"taskset": {"id": taskset}})
     assert made.process.wait(120) == 1
     text = made.log.read_text()
-    assert "no-such-taskset" in text or "no_such_taskset" in text
+    assert said in text
     assert "Traceback" not in text and "ended with code 2 before it was ready" in text
 
 

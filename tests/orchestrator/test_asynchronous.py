@@ -1,10 +1,11 @@
 """Asynchronous collection: pacing, staleness, exactly-once accounting, and a resume that loses no task."""
 
 import asyncio
+import time
 
 from rlmake import checkpoint
 from rlmake.orchestrator.accounts import Accounts
-from rlmake.orchestrator.pacing import Burst
+from rlmake.orchestrator.pacing import Burst, TaskRate
 from rlmake.transport import WeightReceiver
 
 
@@ -129,5 +130,36 @@ def test_burst_gives_back_what_finished(monkeypatch):
     burst.finish()
     assert burst.wait() == 0.0
     burst.start()
-    now[0] += 4.5
-    assert burst.wait() == 0.5
+    assert burst.wait() == 4.0
+
+
+def test_a_gate_that_was_closed_for_a_moment_leaves_no_gap(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("rlmake.orchestrator.pacing.time.monotonic", lambda: now[0])
+    burst = Burst(2)
+    now[0] += 60
+    for _ in range(10):
+        burst.finish()
+    now[0] += 4
+    for _ in range(12):  # the places of the ten, and a burst
+        assert burst.wait() == 0.0
+        burst.start()
+    assert burst.wait() == 5.0
+    for _ in range(10):
+        burst.finish()
+    now[0] += 5
+    burst.start()
+    burst.start()
+    assert burst.wait() == 5.0, "places that were free for long are not kept"
+
+
+async def test_tasks_per_minute():
+    rate = TaskRate(1200)
+    began = time.monotonic()
+    for _ in range(11):  # the first at once, then 20 a second
+        await rate.take()
+    assert time.monotonic() - began >= 0.4
+    began = time.monotonic()
+    for _ in range(1000):
+        await TaskRate(None).take()
+    assert time.monotonic() - began < 1

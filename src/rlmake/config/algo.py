@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 from pydantic import Field, create_model, model_validator
 
 from rlmake.config.fields import Config, group, runtime, semantic
-from rlmake.config.refused import Refused
+from rlmake.config.refused import Refused, require_url
 from rlmake.config.renderer import RendererConfig
 
 
@@ -15,6 +15,11 @@ class FrozenModel(Config):
     name: str = semantic(..., "Name under which its server knows it; without base_url a directory or target.")
     base_url: str | None = runtime(None, "URL of its server, with /v1; absent: served by the launcher, on the CPU.")
     api_key_var: str = runtime("VLLM_API_KEY", "Environment variable that holds the key.")
+
+    @model_validator(mode="after")
+    def _url(self):
+        require_url("base_url", self.base_url)
+        return self
 
 
 class AlgoSampling(Config):

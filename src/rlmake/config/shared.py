@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rlmake.config.fields import Config, FieldClass, horizon, runtime, semantic
 from rlmake.config.names import fault_of_path
-from rlmake.config.refused import Refused
+from rlmake.config.refused import Refused, require_url
 from rlmake.core import slurm
 
 LogLevel = Literal["trace", "debug", "info", "success", "warning", "error", "critical"]
@@ -178,6 +178,13 @@ class ClientConfig(Config):
     headers_from_env: dict[str, str] = runtime(dict, "Headers whose values are read from environment variables.")
     wait_for_ready_timeout: float = runtime(1800.0, "Seconds to wait for the server at the start.", gt=0)
     skip_model_check: bool = runtime(False, "Do not check that the server serves the model.")
+
+    @model_validator(mode="after")
+    def _urls(self):
+        for key, given in (("base_url", [self.base_url]), ("admin_base_url", self.admin_base_url or [])):
+            for url in given:
+                require_url(key, url)
+        return self
 
 
 class ConcurrencyConfig(Config):

@@ -158,8 +158,8 @@ def load_tasks(source: Any) -> tuple[Iterator[EnvTask], bool]:
         if not taskset.bounded:
             return tasks, False
         tasks = list(tasks)
-    except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
-        raise UserError(f"env {source.name!r}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a user's code may raise anything while it is imported, and while tasks are made
+        raise UserError(f"env {source.name!r}: {plugins.reason(error)}") from error
     if not tasks:
         raise UserError(f"env {source.name!r}: its taskset has no tasks")
     seen: dict[str, int] = {}

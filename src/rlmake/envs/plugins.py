@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def resolve(env: dict[str, Any]) -> Any:
     """The typed verifiers `EnvConfig` of a source's `env` table.
 
     An agent that names no harness or runtime gets ours, which need neither a network nor a container, unless taskset or
-    environment bring theirs. Raises what verifiers raises: pydantic's error, ModuleNotFoundError.
+    environment bring theirs. Raises what verifiers and the user's own code raise; see `reason`.
     """
     register()
     from verifiers.v1.utils import loaders
@@ -68,6 +69,15 @@ def resolve(env: dict[str, Any]) -> Any:
         if "runtime" not in role.model_fields_set and isinstance(agent, dict):
             agent.setdefault("runtime", {"type": RUNTIME})
     return loaders.resolve_env_config(env)
+
+
+def reason(error: Exception) -> str:
+    """Why an environment cannot be loaded, in one line; where its own code failed, with the place."""
+    text = (str(error).splitlines() or [""])[0]
+    if isinstance(error, ValueError | TypeError | AttributeError | ImportError | OSError) and text:
+        return text
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {text} ({frame.filename}:{frame.lineno})"
 
 
 def _harness(taskset: str) -> str | None:

@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None) -> None:
 
     try:
         env = plugins.resolve(config.env)
-    except (ValueError, ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(Fault(str(error).splitlines()[0], f"env of source '{config.name}'", argv[1])) from error
+    except Exception as error:  # a user's code may raise anything while it is imported
+        raise ConfigError(Fault(plugins.reason(error), f"env of source '{config.name}'", argv[1])) from error
     from verifiers.v1.serve import env_config_data, serve_env
 
     serve_env(

@@ -8,26 +8,34 @@ BURST_SECONDS = 5.0
 
 
 class Burst:
-    """At most `limit` starts within 5 s beyond what finished meanwhile, so that a wide-open gate does not flood."""
+    """At most `limit` starts within 5 s beyond those that take the place of a rollout that finished in the 5 s before
+    them, so that a wide-open gate does not flood, and a gate that was closed for a moment leaves no gap."""
 
     def __init__(self, limit: int):
         self.limit = limit
-        self._starts: deque[float] = deque()
+        self._starts: deque[float] = deque()  # those that took nobody's place
+        self._places: deque[float] = deque()  # free since
 
     def start(self) -> None:
-        self._starts.append(time.monotonic())
+        if self._recent(self._places):
+            self._places.popleft()
+        else:
+            self._starts.append(time.monotonic())
 
     def finish(self) -> None:
-        """A rollout that ended by itself gives its place back."""
-        if self._starts:
-            self._starts.popleft()
+        """A rollout ended by itself: its place is free."""
+        self._places.append(time.monotonic())
 
     def wait(self) -> float:
         """Seconds until the next start is allowed; 0: now."""
-        now = time.monotonic()
-        while self._starts and now - self._starts[0] >= BURST_SECONDS:
-            self._starts.popleft()
-        return 0.0 if len(self._starts) < self.limit else BURST_SECONDS - (now - self._starts[0])
+        if self._recent(self._places) or len(self._recent(self._starts)) < self.limit:
+            return 0.0
+        return BURST_SECONDS - (time.monotonic() - self._starts[0])
+
+    def _recent(self, times: deque[float]) -> deque[float]:
+        while times and time.monotonic() - times[0] >= BURST_SECONDS:
+            times.popleft()
+        return times
 
 
 class TaskRate:
