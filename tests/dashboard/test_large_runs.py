@@ -5,7 +5,8 @@ import threading
 import pytest
 from dashboard_runs import Made, record, work
 
-from rlmake.dashboard import episodes as module
+from rlmake.dashboard import episodes as of_episodes
+from rlmake.dashboard import follow, metrics
 from rlmake.dashboard.confine import NotThere
 from rlmake.dashboard.episodes import Episodes
 from rlmake.dashboard.table import Query
@@ -21,7 +22,7 @@ def test_before_the_index_is_read_its_end_and_any_line_are_there(run, monkeypatc
     index.write_bytes(b"".join([*lines[:5], b'{"torn\n', *lines[5:]]))
     early, whole, go = Episodes(root), Episodes(root), threading.Event()
     assert whole.refresh(20) and len(whole.table) == 13
-    monkeypatch.setattr(module, "head_start", lambda _: go.wait(60))
+    monkeypatch.setattr(of_episodes, "head_start", lambda _: go.wait(60))
     assert not early.refresh(0.0) and not len(early.table)
     assert early.newest(0, 4) == whole.page(Query(), "arrival", "desc", 0, 4) | {"total": 13}
     assert early.newest(8, 5)["episodes"][-1]["line"] == 0 and early.newest(8, 6) is None
@@ -50,3 +51,25 @@ def test_an_episode_of_much_text_is_cut_and_each_text_fetched_on(ask, run):
     rest = ask(f"episodes/{line}/message", trace=0, node=59, start=500)
     assert len(rest["text"]) == 89_500 and rest["total"] == 90_000
     assert ask(f"episodes/{line}/message", trace=0, node=59, start=500, field="reasoning")["text"] == "r" * 200
+
+
+def test_a_line_without_measure_is_no_row_and_is_not_kept(run, monkeypatch):
+    monkeypatch.setattr(follow, "LONGEST_LINE", 100_000)
+    for module in (follow, metrics):
+        monkeypatch.setattr(module, "READ_BYTES", 10_000)
+    root = run / "monitors/file/traces"
+    index = layout.index(root)
+    lines = index.read_bytes().splitlines(keepends=True)
+    index.write_bytes(b"".join([*lines[:3], b'{"id":"' + b"x" * 450_000 + b'"}\n', *lines[3:]]))
+    episodes = Episodes(root)
+    assert episodes.refresh(20) and (len(episodes.table), episodes.torn) == (13, 1)
+    assert episodes.line(4).id == Episodes(root).line(4).id
+    with pytest.raises(Torn):
+        episodes.line(3)
+    path = run / "monitors/file/metrics.jsonl"
+    rows = len(path.read_bytes().splitlines())
+    with open(path, "ab") as file:
+        file.write(b'{"step":9,"x":"' + b"y" * 450_000 + b'"}\n{"step":9,"producer":"t","r":1}\n')
+    followed = metrics.Metrics(path)
+    followed.refresh(20)
+    assert (followed.columns.rows, followed.torn, followed.progress) == (rows + 1, 1, 1.0)

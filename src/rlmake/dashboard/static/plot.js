@@ -36,7 +36,8 @@ function paint(node) {
   }
   const up = log ? Math.log10 : (value) => value, back = log ? (value) => 10 ** value : (value) => value;
   const flat = !(high > low), pad = flat ? (log ? 0.5 : Math.abs(up(high)) * 0.05 || 0.5) : (up(high) - up(low)) * 0.05;
-  const [y0, y1] = Number.isFinite(low) ? [up(low) - pad, up(high) + pad] : [0, 1];
+  let [y0, y1] = Number.isFinite(low) ? [up(low) - pad, up(high) + pad] : [0, 1];
+  if (!log && low >= 0 && y0 < 0) y0 = 0;  // what is never negative has no room below zero
   const x = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (width - LEFT - RIGHT), y = (value) => height - BOTTOM - ((up(value) - y0) / (y1 - y0)) * (height - TOP - BOTTOM);
   const whole = lines.every((line) => line.x.every(Number.isInteger));
   const across = ticks(x0, x1, Math.max(2, Math.floor(width / 90)), whole).map((at) => [x(at), at]);
@@ -44,9 +45,9 @@ function paint(node) {
   node.plotted = { ...node.plotted, width, height, x, y, x0, x1 };
   const clip = `clip${(serial += 1)}`;
   node.replaceChildren(s("svg", { width, height, role: "img", "aria-label": said(lines) },
-    s("clipPath", { id: clip }, s("rect", { x: LEFT, y: 0, width: Math.max(0, width - LEFT - RIGHT + 4), height: height - BOTTOM })),
+    s("clipPath", { id: clip }, s("rect", { x: LEFT - 4, y: 0, width: Math.max(0, width - LEFT - RIGHT + 8), height: height - BOTTOM + 3 })),
     s("path", { class: "grid", d: [...across.map(([at]) => `M${at.toFixed(1)} ${TOP}V${height - BOTTOM}`), ...upwards.map(([at]) => `M${LEFT} ${at.toFixed(1)}H${width - RIGHT}`)].join("") }),
-    across.map(([at, value]) => s("text", { x: at, y: height - 7, "text-anchor": "middle" }, number(value) + (unit && value === across[across.length - 1][1] ? ` ${unit}` : ""))),
+    across.map(([at, value]) => s("text", { x: at > width - 30 ? width - 4 : at, y: height - 7, "text-anchor": at > width - 30 ? "end" : "middle" }, number(value) + (unit && value === across[across.length - 1][1] ? ` ${unit}` : ""))),
     upwards.map(([at, value]) => s("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, short(value))),
     s("g", { "clip-path": `url(#${clip})` }, lines.map((line) => trace(line, x, y, usable))), s("g", { class: "cursor" })));
 }
