@@ -40,7 +40,10 @@ def url(outputs):
         yield process.stdout.readline().split()[-1]
     finally:
         process.terminate()
-        process.wait(20)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
 
 
 class Tab:

@@ -170,3 +170,9 @@ async def test_a_large_body_is_refused_before_it_is_read(outputs, told):
     await create([outputs])(scope, receive, send)
     assert sent[0]["status"] == 413 and (b"connection", b"close") in sent[0]["headers"]
     assert read <= (1 << 17 if told else 2 << 20)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e999", "9" * 350, "9" * 5000])
+def test_a_filter_that_is_no_number_is_refused(ask, value):
+    for name in ("step", "low", "start"):
+        assert name in ask("episodes", 400, **{name: value})["error"]

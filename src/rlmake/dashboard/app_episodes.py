@@ -139,10 +139,13 @@ def chosen(request: Request) -> Chosen:
         if (text := given.get(name, "")) == "":
             return None
         try:
-            value = kind(text)
+            value = kind(text[:400])
+            finite = math.isfinite(value) and abs(value) < 1e300
+        except OverflowError:
+            finite = False
         except ValueError:
             raise view.Refused(f"{name}: expected a number, not {text!r}") from None
-        if not math.isfinite(value):
+        if not finite:
             raise view.Refused(f"{name}: expected a finite number")
         return value
 
