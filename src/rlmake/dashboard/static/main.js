@@ -15,6 +15,7 @@ const NAMES = { overview: "Overview", metrics: "Metrics", config: "Configs", tra
 const top = document.getElementById("top"), side = document.getElementById("side"), main = document.getElementById("main");
 export const state = { runs: [], loaded: false, filter: "" };
 let scope = new AbortController(), drawn = "";
+const MISSING = "a run that is not there";
 
 function header(place) {
   const run = state.runs.find((one) => one.id === place.run);
@@ -73,6 +74,7 @@ async function show(place) {
   drawn = mark;
   const body = h("div", { class: "view" });
   if (place.run && state.loaded && !state.runs.some((run) => run.id === place.run)) {
+    drawn = MISSING;  // until the list has it
     return void fill(main, empty("There is no such run", `${place.run} is not below ${state.dirs.join(", ")}.`));
   }
   const tabs = place.run && h("div", { class: "tabs", role: "tablist" }, RUN_TABS.map((tab, at) => h("a", { role: "tab", href: href({ run: place.run, tab }), class: tab === view ? "on" : "", "aria-selected": String(tab === view), title: `Key ${at + 1}` }, NAMES[tab])));
@@ -109,7 +111,8 @@ async function refresh() {
   const place = where();
   header(place);
   listRuns(place);
-  if (first && (!place.run && !VIEWS[place.view] || place.run && !state.runs.some((run) => run.id === place.run))) show(place);
+  const there = state.runs.some((run) => run.id === place.run);
+  if (first ? !place.run && !VIEWS[place.view] || place.run && !there : there && drawn === MISSING) show(place);
 }
 
 sideOnce();
