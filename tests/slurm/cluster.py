@@ -78,7 +78,7 @@ def conf(host: str, accounting: int | None) -> str:
         "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "MpiDefault=none",
         "SelectType=select/cons_tres", "SelectTypeParameters=CR_Core_Memory", "DefMemPerCPU=100", "GresTypes=gpu",
         "SlurmdParameters=config_overrides", "SchedulerParameters=sched_interval=2,bf_interval=2,requeue_delay=5",
-        f"Prolog={ROOT}/etc/prolog", "ReturnToService=2", "KillWait=12", "InactiveLimit=0", "SlurmdTimeout=60",
+        f"Prolog={ROOT}/etc/prolog", "ReturnToService=2", "KillWait=20", "InactiveLimit=0", "SlurmdTimeout=60",
         "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", "JobRequeue=1", *records, *nodes,
         f"NodeName=far1 NodeHostname=elsewhere NodeAddr=127.0.0.1 Port={far} CPUs=8 RealMemory=8000 State=DOWN",
         "PartitionName=gpu Nodes=node4 Default=YES MaxTime=INFINITE State=UP PriorityTier=1",
