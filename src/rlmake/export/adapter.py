@@ -19,18 +19,16 @@ def export(checkpoint: Path, out: Path, *, trust: bool = False) -> dict[str, Any
     `UserError` for a damaged checkpoint, a run that trained all weights, and tensors that do not fit one another.
     """
     folder = bf16.step_folder(checkpoint)
-    with ck.reading(folder):
-        record = bf16.verified(folder, trust)
+    with ck.reading(folder), staged(out) as temporary, bf16.vouched(folder, trust) as record:
         source = AdapterSource(folder / "trainer")
         outputs = {name: {f"{lora.FILE_PREFIX}{name}": spec} for name, spec in source.tensors.items()}
 
         def make(name: str, tensor: Any) -> dict[str, Any]:
             return {f"{lora.FILE_PREFIX}{name}": bf16.finite(name, tensor)}
 
-        with staged(out) as temporary:
-            facts = write_model(temporary, source, {lora.WEIGHTS: list(outputs)}, outputs, make, index=False)
-            assets.copy(assets.resolve(source.assets), temporary, source.chat_template)
-            lora.write_config(source.adapter, temporary)
+        facts = write_model(temporary, source, {lora.WEIGHTS: list(outputs)}, outputs, make, index=False)
+        assets.copy(assets.resolve(source.assets), temporary, source.chat_template)
+        lora.write_config(source.adapter, temporary)
     return {"format": "adapter", **record, **facts}
 
 

@@ -1,6 +1,8 @@
 """A checkpoint becomes bf16 safetensors: fp32 master weights are rounded once, to nearest even."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from rlmake.export import assets, experts
 from rlmake.export.sources import EMBEDDING, HEAD, CheckpointSource, Spec
 from rlmake.export.staging import staged
 from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, plan_shards, write_model
+
+TENSORS = ".distcp"
 
 
 def rule(name: str, spec: Spec) -> dict[str, Spec]:
@@ -54,8 +58,7 @@ def export_with(
     `open_source(trainer half)` gives the tensors, with configuration, assets and chat template as `CheckpointSource`.
     """
     folder = step_folder(checkpoint)
-    with ck.reading(folder):
-        record = verified(folder, trust)
+    with ck.reading(folder), staged(out) as temporary, vouched(folder, trust) as record:
         source = open_source(folder / "trainer")
         _check(source, folder)
         rule, make = experts.apart(source.config, rule, make)
@@ -63,10 +66,9 @@ def export_with(
             {k: v for name, spec in source.tensors.items() for k, v in experts.names(name, spec, source.config).items()}
         )
         outputs = {name: rule(name, spec) for name, spec in source.tensors.items()}
-        with staged(out) as temporary:
-            facts = write_model(temporary, source, plan_shards(outputs, max_shard), outputs, make)
-            assets.copy(assets.resolve(source.assets), temporary, source.chat_template)
-            assets.write_config(temporary, source.config, **stated)
+        facts = write_model(temporary, source, plan_shards(outputs, max_shard), outputs, make)
+        assets.copy(assets.resolve(source.assets), temporary, source.chat_template)
+        assets.write_config(temporary, source.config, **stated)
     return {"format": kind, **record, **facts}
 
 
@@ -75,13 +77,25 @@ def step_folder(checkpoint: Path) -> Path:
     return checkpoint.parent if checkpoint.name == "trainer" else checkpoint
 
 
-def verified(folder: Path, trust: bool) -> dict[str, Any]:
-    """Step, fingerprint and policy version of a checkpoint whose hashes agree; `UserError` naming what does not."""
+@contextmanager
+def vouched(folder: Path, trust: bool) -> Iterator[dict[str, Any]]:
+    """Step, fingerprint and policy version of a checkpoint whose hashes agree; `UserError` naming what does not.
+
+    The files of tensors are hashed while the block works, and their faults are raised at its end, whatever else the
+    block may have made of them; the others (DCP's pickled index among them) before it begins.
+    """
     if trust and not (folder / "COMPLETE").exists():
-        return {"step": None, "fingerprint": None, "policy_version": None}
-    if faults := ck.verify(folder):
+        yield {"step": None, "fingerprint": None, "policy_version": None}
+        return
+    if faults := ck.verify(folder, lambda path: not path.endswith(TENSORS)):
         raise UserError(faults[0])
-    return {key: ck.read(folder)[key] for key in ("step", "fingerprint", "policy_version")}
+    with ThreadPoolExecutor(1) as pool:
+        hashing = pool.submit(ck.verify, folder, lambda path: path.endswith(TENSORS))
+        try:
+            yield {key: ck.read(folder)[key] for key in ("step", "fingerprint", "policy_version")}
+        finally:
+            if faults := hashing.result():
+                raise UserError(faults[0]) from None
 
 
 def _check(source: CheckpointSource, folder: Path) -> None:

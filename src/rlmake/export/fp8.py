@@ -47,12 +47,18 @@ def quantize_block(weight: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tens
         return torch.stack([q for q, _ in parts]), torch.stack([scale for _, scale in parts])
     rows, cols = weight.shape
     high, wide = -(-rows // block), -(-cols // block)
-    padded = torch.nn.functional.pad(weight.float(), (0, wide * block - cols, 0, high * block - rows))
-    blocks = padded.view(high, block, wide, block)
-    scale = (blocks.abs().amax(dim=(1, 3)) / E4M3_MAX).clamp(min=MIN_SCALE)
-    quotient = (blocks / scale[:, None, :, None]).clamp(-E4M3_MAX, E4M3_MAX)
-    q = quotient.to(torch.float8_e4m3fn).view(high * block, wide * block)
-    return q[:rows, :cols].contiguous(), scale
+    q, scale = torch.empty(rows, cols, dtype=torch.float8_e4m3fn), torch.empty(high, wide)
+    panel = torch.zeros(block, wide * block)  # one row of blocks at a time stays in the processor's cache
+    blocks = panel.view(block, wide, block)
+    for i in range(high):
+        part = weight[i * block : (i + 1) * block]
+        if len(part) < block:
+            panel.zero_()
+        panel[: len(part), :cols] = part
+        scale[i] = (blocks.abs().amax(dim=2).amax(dim=0) / E4M3_MAX).clamp_(min=MIN_SCALE)
+        blocks.div_(scale[i][None, :, None]).clamp_(-E4M3_MAX, E4M3_MAX)
+        q[i * block : i * block + len(part)] = panel[: len(part), :cols]
+    return q, scale
 
 
 def rules(block: int, rule: Rule, make: Make) -> tuple[Rule, Make]:

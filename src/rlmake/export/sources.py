@@ -64,6 +64,7 @@ class CheckpointSource:
     def __init__(self, trainer_half: Path):
         from torch.distributed.checkpoint import FileSystemReader
 
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # for good: threads load
         self.folder = trainer_half
         facts = read_json(trainer_half / "model.json")
         if facts.get("schema") != SCHEMA:
@@ -89,9 +90,7 @@ class CheckpointSource:
         for name in names:
             spec = self.tensors[name]
             state[self.prefix + name] = torch.empty(spec.shape, dtype=spec.dtype)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load(state, storage_reader=dcp.FileSystemReader(self.folder), no_dist=True)
+        dcp.load(state, storage_reader=dcp.FileSystemReader(self.folder), no_dist=True)
         return {key.removeprefix(self.prefix): tensor for key, tensor in state.items()}
 
 

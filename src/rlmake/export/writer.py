@@ -1,10 +1,17 @@
-"""Streaming safetensors: sizes are known before the first byte, so tensors go to their place as they come."""
+"""Streaming safetensors: sizes are known before the first byte, so tensors go to their place as they come.
 
+Groups of tensors are loaded and converted by a few threads, each operation by one of them (large tensors split over
+threads cost more in waiting than they gain), while others are written, and the disk is told at once what to write back.
+"""
+
+import ctypes
 import json
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +22,9 @@ from rlmake.core.jsonio import write_json
 from rlmake.export.sources import INDEX, SINGLE, TYPES, Source, Spec
 
 MAX_SHARD = 5 * 10**9  # bytes
-GROUP = 256 * 2**20  # bytes of source tensors loaded at a time; two groups are in memory, one being written
+GROUP = 64 * 2**20  # bytes of source tensors loaded at a time, at least one tensor
+WORKERS = min(4, os.cpu_count() or 1)  # threads that load and convert; as many groups and one more are in memory
+START_WRITING = 2  # SYNC_FILE_RANGE_WRITE of <linux/fs.h>
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 # One source tensor's outputs: `rule(name, spec) -> {name: spec}` before, `make(name, tensor) -> {name: tensor}` then.
@@ -59,14 +68,15 @@ def write_model(
     """
     weight_map: dict[str, str] = {}
     total = parameters = 0
-    for file, names in shards.items():
-        specs = {out: spec for name in names for out, spec in outputs[name].items()}
-        if not specs:
-            continue
-        write_shard(folder / file, specs, _made(source, names, make))
-        weight_map |= dict.fromkeys(specs, file)
-        total += sum(spec.nbytes for spec in specs.values())
-        parameters += sum(spec.numel for out, spec in specs.items() if not out.endswith("_scale_inv"))
+    with _workers() as pool:
+        for file, names in shards.items():
+            specs = {out: spec for name in names for out, spec in outputs[name].items()}
+            if not specs:
+                continue
+            write_shard(folder / file, specs, _made(pool, source, names, make))
+            weight_map |= dict.fromkeys(specs, file)
+            total += sum(spec.nbytes for spec in specs.values())
+            parameters += sum(spec.numel for out, spec in specs.items() if not out.endswith("_scale_inv"))
     files = sorted(set(weight_map.values()))
     if index and files != [SINGLE]:
         ordered = {name: weight_map[name] for name in sorted(weight_map)}
@@ -95,8 +105,12 @@ def write_shard(path: Path, specs: dict[str, Spec], tensors: Iterable[tuple[str,
         for name, tensor in tensors:
             if Spec(tensor.dtype, tuple(tensor.shape)) != specs[name]:
                 raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}, expected {specs[name]}")
-            file.seek(start + places.pop(name))
+            place = start + places.pop(name)
+            file.seek(place)
             file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            if specs[name].nbytes >= 2**20:
+                file.flush()
+                _start_writing(file.fileno(), place, specs[name].nbytes)
         if places:
             raise ValueError(f"{path}: {len(places)} tensors were never written, {min(places)} among them")
         file.flush()
@@ -118,19 +132,44 @@ def groups(source: Source, names: Sequence[str], size: int = GROUP) -> Iterator[
         yield group
 
 
-def _made(source: Source, names: Sequence[str], make: Make) -> Iterator[tuple[str, torch.Tensor]]:
-    """Load, check and convert group by group; while one is written the next is loaded."""
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    """The threads that load and convert, in each of which torch uses that thread alone."""
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            yield pool
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _made(
+    pool: ThreadPoolExecutor, source: Source, names: Sequence[str], make: Make
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Load, check and convert group by group, in order; while one is written the next are on their way."""
 
     def load(group: list[str]) -> list[tuple[str, torch.Tensor]]:
         loaded = source.load(group)
         return [item for name in group for item in make(name, loaded.pop(name)).items()]
 
-    with ThreadPoolExecutor(1) as pool:
-        pending = None
-        for group in [*groups(source, names), None]:
-            ready, pending = pending, pool.submit(load, group) if group is not None else None
-            if ready is not None:
-                yield from ready.result()
+    pending = deque()
+    try:
+        for group in groups(source, names):
+            pending.append(pool.submit(load, group))
+            if len(pending) > WORKERS:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def _start_writing(descriptor: int, offset: int, size: int) -> None:
+    """Ask the kernel to begin to write these bytes back, so that the sync at the end finds little to do."""
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux only; a file system without it says no
+    if call is not None:
+        call(ctypes.c_int(descriptor), ctypes.c_int64(offset), ctypes.c_int64(size), ctypes.c_uint(START_WRITING))
 
 
 def require_finite(name: str, tensor: torch.Tensor) -> None:
