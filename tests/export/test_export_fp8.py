@@ -219,3 +219,18 @@ def test_of_tensors_with_more_axes_only_stacked_experts_are_quantised():
     assert fp8.is_quantized("model.layers.0.mlp.experts.gate_up_proj", spec)
     assert not fp8.is_quantized("model.layers.0.mlp.experts.gate_up_proj_bias", spec)
     assert not fp8.is_quantized("model.layers.0.linear_attn.conv1d.weight", spec)
+
+
+def test_blocks_fit_the_widths_that_engines_need_divided():
+    def model(hidden: int, kv: int, inner: int) -> dict[str, fp8.Spec]:
+        shapes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden),
+                  "self_attn.v_proj": (kv, hidden), "mlp.gate_proj": (inner, hidden),
+                  "mlp.down_proj": (hidden, inner)}  # fmt: skip
+        return {f"model.layers.0.{name}.weight": fp8.Spec(torch.bfloat16, shape) for name, shape in shapes.items()}
+
+    assert fp8.block_of(model(1024, 1024, 3072)) == 128
+    assert fp8.block_of(model(576, 192, 1536)) == 64  # SmolLM2-135M
+    assert fp8.block_of(model(512, 192, 1024)) == 64  # the key's rows lie before the value's
+    assert fp8.block_of(model(96, 96, 256)) == 128  # neither fits
+    rows = {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight": fp8.Spec(torch.bfloat16, (576, 1024))}
+    assert fp8.block_of(rows) == 128  # as DeepSeek releases it

@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         if name != "dequantize":
             one.add_argument("--trust", action="store_true", help="read a checkpoint that has no COMPLETE record")
         if name == "fp8":
-            one.add_argument("--block-size", type=_block, default=128)
+            one.add_argument("--block-size", type=_block, help="edge of a block: 128, or 64 where only that fits")
     return parser
 
 

@@ -1,9 +1,11 @@
-"""Blockwise FP8, the layout of DeepSeek-V3 releases: e4m3 weights, one fp32 scale per block of 128 × 128.
+"""Blockwise FP8, the layout of DeepSeek-V3 releases: e4m3 weights, one fp32 scale per block of 128 × 128 (of 64 × 64
+where a model's widths are multiples of 64 only, or no engine could serve it).
 
 For a block with largest magnitude `amax`: `s = max(amax / 448, 1e-12)`, `q = e4m3(clamp(w / s, ±448))`. The scale is
 stored as `<name>_scale_inv` and is multiplied to dequantise (https://arxiv.org/abs/2412.19437, section 3.3).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ from rlmake.export.staging import staged
 from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, same, write_model
 
 E4M3_MAX, MIN_SCALE, BLOCK = 448.0, 1e-12, 128
+SMALL_BLOCK = 64
 # A weight whose name contains one of these stays as it is.
 KEPT = (
     "norm", "embed", "lm_head", "shared_expert_gate", "in_proj_a", "in_proj_b", "eh_proj", "weights_proj", "visual.",
     "router",
 )  # fmt: skip
+# Engines put these in front of another weight, in one matrix: a block must not lie across the seam.
+MERGED = (".q_proj.weight", ".k_proj.weight", ".gate_proj.weight")
 LARGE = 2**20  # elements from which a stacked tensor that stays unquantised is worth a warning
 
 
@@ -35,6 +40,17 @@ def is_quantized(name: str, spec: Spec) -> bool:
         and not name.endswith(".gate.weight")
         and not any(part in name for part in KEPT)
     )
+
+
+def block_of(tensors: dict[str, Spec]) -> int:
+    """The edge of a model's blocks: 128, or 64 where only that divides the widths that engines need divided.
+
+    Those are the columns of every quantised weight (an input is quantised in groups as wide as a block) and the rows of
+    all but the last of the weights that engines merge. Where neither divides them: 128, and vLLM refuses the model.
+    """
+    sizes = [spec.shape[-1] for name, spec in tensors.items() if is_quantized(name, spec)]
+    sizes += [spec.shape[-2] for name, spec in tensors.items() if is_quantized(name, spec) and name.endswith(MERGED)]
+    return next((block for block in (BLOCK, SMALL_BLOCK) if all(size % block == 0 for size in sizes)), BLOCK)
 
 
 def quantize_block(weight: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,20 +77,23 @@ def quantize_block(weight: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tens
     return q, scale
 
 
-def rules(block: int, rule: Rule, make: Make) -> tuple[Rule, Make]:
-    """Quantise what the given `rule` and `make` yield: types and shapes beforehand, and then the tensors."""
+def rules(edge: Callable[[], int], rule: Rule, make: Make) -> tuple[Rule, Make]:
+    """Quantise what the given `rule` and `make` yield: types and shapes beforehand, and then the tensors.
+
+    `edge` of the blocks is asked when the first tensor comes.
+    """
 
     def fp8_rule(name: str, spec: Spec) -> dict[str, Spec]:
         if not is_quantized(name, spec):
             return rule(name, spec)
-        grid = (*spec.shape[:-2], *(-(-size // block) for size in spec.shape[-2:]))
+        grid = (*spec.shape[:-2], *(-(-size // edge()) for size in spec.shape[-2:]))
         return {name: Spec(torch.float8_e4m3fn, spec.shape), f"{name}_scale_inv": Spec(torch.float32, grid)}
 
     def fp8_make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         tensor = make(name, tensor)[name]
         if not is_quantized(name, Spec(tensor.dtype, tuple(tensor.shape))):
             return {name: tensor}
-        q, scale = quantize_block(tensor, block)
+        q, scale = quantize_block(tensor, edge())
         return {name: q, f"{name}_scale_inv": scale}
 
     return fp8_rule, fp8_make
@@ -100,14 +119,18 @@ def settings(tensors: dict[str, Spec], block: int, where: Path) -> dict[str, Any
     }
 
 
-def quantize(source: Path, out: Path | None = None, *, block: int = BLOCK) -> dict[str, Any]:
-    """A bf16 directory becomes an FP8 one (default `<source>-FP8`), shard by shard under the same names."""
+def quantize(source: Path, out: Path | None = None, *, block: int | None = None) -> dict[str, Any]:
+    """A bf16 directory becomes an FP8 one (default `<source>-FP8`), shard by shard under the same names.
+
+    `block`: the edge of its blocks, by default as `block_of` says.
+    """
     out = out or source.with_name(f"{source.name}-FP8")
     model = DirectorySource(source)
     if "quantization_config" in model.config:
         raise UserError(f"{source}: is quantised already ({model.config['quantization_config'].get('quant_method')})")
-    table = settings(model.tensors, block, source)
-    rule, make = rules(block, same, checked)
+    edge = block or block_of(model.tensors)
+    table = settings(model.tensors, edge, source)
+    rule, make = rules(lambda: edge, same, checked)
     outputs = {name: rule(name, spec) for name, spec in model.tensors.items()}
     with staged(out) as temporary:
         facts = write_model(temporary, model, model.shards, outputs, make)
@@ -117,15 +140,18 @@ def quantize(source: Path, out: Path | None = None, *, block: int = BLOCK) -> di
 
 
 def export(
-    checkpoint: Path, out: Path, *, block: int = BLOCK, max_shard: int = MAX_SHARD, trust: bool = False
+    checkpoint: Path, out: Path, *, block: int | None = None, max_shard: int = MAX_SHARD, trust: bool = False
 ) -> dict[str, Any]:
     """A checkpoint becomes an FP8 directory with no bf16 copy on disk.
 
     Weights are rounded to bf16 before they are quantised, so the result is the same as by way of a bf16 export.
     """
-    rule, make = rules(block, bf16.rule, bf16.make)
+    edge = block or BLOCK
+    rule, make = rules(lambda: edge, bf16.rule, bf16.make)
 
     def changes(tensors: dict[str, Spec]) -> dict[str, Any]:
-        return {"quantization_config": settings(tensors, block, checkpoint)}
+        nonlocal edge
+        edge = block or block_of(tensors)
+        return {"quantization_config": settings(tensors, edge, checkpoint)}
 
     return bf16.export_with(checkpoint, out, "fp8", rule, make, max_shard, trust, changes)
