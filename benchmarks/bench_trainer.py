@@ -90,7 +90,7 @@ def run(settings: Rows, model: Path, measured: int = STEPS, warm_up: int = WARM_
         os.environ["PRL_ATTEMPT_CONFIG_DIR"] = f"{folder}/configs/attempt_1"
         torch.cuda.reset_peak_memory_stats()
         prepare(config)
-        world = worlds.start(gpu=True, threads=8)
+        world = worlds.start(gpu=True, threads=8, dp_replicate=config.model.dp_replicate)
         ctx = RunContext.from_env(folder)
         monitors = setup(config.monitors, "trainer", ctx, 0)
         begun = time.perf_counter()
@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="measured steps")
     parser.add_argument("--out", type=Path, default=None, help="write everything as JSON")
     args = parser.parse_args()
-    wanted = args.only
+    wanted = args.only if args.only is not None else [*SETTINGS, "roofline", "start-up", "killed", "trl"]
     found: dict = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%F")}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
