@@ -128,6 +128,7 @@ class Asynchronous:
             group = next((g for g in self.open.values() if g.started < g.size), None) or await self._open()
             if group.index in self.open:  # it may have been dropped while the rate was waited for
                 self._start(group)
+                await asyncio.sleep(0)  # one start a turn of the event loop: many free places must not stall it
 
     def _gate_open(self) -> bool:
         lead = (self.step - 1) - self.watcher.version
