@@ -169,6 +169,24 @@ def test_a_misspelt_axis_is_said_once(project):
     assert len(project.refused("all")) == 1
 
 
+def test_a_fault_that_many_files_share_is_said_once(project):
+    """Of a fragment that they extend; a file with another fault beside it keeps its own line."""
+    project.write("base/gone.toml", '[source]\ntype = "file"\npaths.train = "gone.jsonl"\n')
+    text = '[experiment]\nkind = "data"\nextends = ["../base/gone.toml"]\n'
+    for number in range(5):
+        project.write(f"many/{number}.toml", text)
+    project.write("many/own.toml", text + '[source]\npaths.train = "other.jsonl"\n')
+    shared, own = project.refused("all")
+    assert shared.endswith(
+        "source.paths.train: gone.jsonl: no such file or directory (in experiments/many/0.toml and 4 more)"
+    )
+    assert own == "error: experiments/many/own.toml: source.paths.train: other.jsonl: no such file or directory"
+    for number in range(2, 5):
+        (project.root / f"experiments/many/{number}.toml").unlink()
+    shared, own = project.refused("all")
+    assert shared.endswith(" (in experiments/many/0.toml and experiments/many/1.toml)")
+
+
 def test_a_fragment_that_cannot_be_read_is_named_once(project):
     """It is extended from two folders by two spellings."""
     project.write("top.toml", (project.root / "experiments/t/sft.toml").read_text().replace("../base", "base"))

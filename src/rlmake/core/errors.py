@@ -43,7 +43,7 @@ class Fault:
 
 
 class ConfigError(UserError):
-    """One or more faults in configuration files or command lines; prints one line per fault."""
+    """One or more faults in configuration files or command lines; prints one line per fault, see `lines`."""
 
     def __init__(self, faults: Iterable[Fault] | Fault | str):
         if isinstance(faults, str):
@@ -51,7 +51,25 @@ class ConfigError(UserError):
         elif isinstance(faults, Fault):
             faults = [faults]
         self.faults = list(faults)
-        super().__init__("\n".join(str(fault) for fault in self.faults))
+        super().__init__("\n".join(lines(self.faults)))
+
+
+def lines(faults: Iterable[Fault]) -> list[str]:
+    """One line per fault. The same one in several files, as of a fragment that they share, is said once:
+    `data.name: … (in experiments/a.toml and 999 more)`.
+    """
+    alike: dict[tuple[str | None, str], list[Fault]] = {}
+    for number, fault in enumerate(faults):
+        alike.setdefault((fault.key, fault.message) if fault.file else (None, f"#{number}"), []).append(fault)
+    found = []
+    for same in alike.values():
+        files = list(dict.fromkeys(fault.file for fault in same if fault.file))
+        if len(files) < 2:
+            found += map(str, same)
+            continue
+        where = " and ".join(map(shown, files)) if len(files) == 2 else f"{shown(files[0])} and {len(files) - 1} more"
+        found.append(f"{Fault(same[0].message, same[0].key)} (in {where})")
+    return found
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
