@@ -34,7 +34,6 @@ class Saver:
         self.ctx, self.ckpt = ctx, ckpt
         # Threads of their own talk through a group of their own: messages of the loop go on meanwhile.
         self.world = dataclasses.replace(world, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
-        self._stager: DefaultStager | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -72,17 +71,15 @@ class Saver:
             raise failure
 
     def _copy(self, tensors: Tensors) -> Tensors:
-        """The tensors of this moment, in the host's memory. On a GPU the copies' pinned memory is kept for the next."""
-        if self._stager is None:
-            pin = self.world.device.type == "cuda"
-            options = StagingOptions(
-                use_pinned_memory=pin, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pin
-            )
-            self._stager = DefaultStager(options)
-        staged = self._stager.stage(tensors)
-        if self.world.device.type != "cuda":
-            self._stager = None
-        return staged
+        """The tensors of this moment, in the host's memory; pinned while they are copied from a GPU.
+
+        A stager is good for one copy: torch 2.11's forgets how to copy a dictionary after the first on a GPU.
+        """
+        pin = self.world.device.type == "cuda"
+        options = StagingOptions(
+            use_pinned_memory=pin, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pin
+        )
+        return DefaultStager(options).stage(tensors)
 
     def _run(self, step: int, *what: Any) -> None:
         start = time.monotonic()
