@@ -334,7 +334,7 @@ def main() -> None:
             for seq, rows in ((8192, 4), (16384, 2)):
                 command = [sys.executable, Path(__file__).with_name("trl_sft.py"), str(model), str(seq), str(rows)]
                 done = subprocess.run(command, capture_output=True, text=True)
-                lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+                lines = [line for line in done.stdout.splitlines() if line.startswith('{"')]  # TRL prints {'…
                 found[f"trl-{seq // 1024}k"] = [json.loads(line) for line in lines] or done.stderr[-2000:]
                 print(f"trl {seq}", found[f"trl-{seq // 1024}k"], flush=True)
     if args.out:

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import verifiers.v1 as vf
-from loguru import logger
 
 from rlmake.core.errors import RunFailed
 from rlmake.orchestrator.cut import FATAL, Silence
@@ -19,14 +18,6 @@ def group(*oks: bool, message: str = "prompt of 40 tokens,\nlimit 16") -> Group:
         errors = [] if ok else [vf.Error(type="ModelError", message=message)]
         found.episodes[sample] = SimpleNamespace(ok=ok, errors=errors, traces=[])
     return found
-
-
-@pytest.fixture
-def warnings():
-    lines: list[str] = []
-    handler = logger.add(lambda message: lines.append(str(message)), level="WARNING")
-    yield lines
-    logger.remove(handler)
 
 
 def test_failures_alone_end_the_run_with_their_reason(warnings):
