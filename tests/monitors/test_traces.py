@@ -86,6 +86,12 @@ def test_chunks_fill_are_sealed_and_read_the_same(tmp_path):
         assert read.line_at(tmp_path / "stream", row["chunk"], row["offset"]) + b"\n" == lines[row["n"]]
 
 
+def test_a_chunk_that_is_sealed_while_one_looks_is_full(tmp_path):
+    chunks = Chunks(tmp_path / "stream", tmp_path / "index.jsonl", 100_000, compress=True)
+    assert chunks._full(tmp_path / "stream" / "00000.jsonl")
+    chunks.close()
+
+
 def test_a_sealed_chunk_of_many_frames_is_read_in_the_middle(tmp_path):
     path = tmp_path / "00000.jsonl"
     text = b"".join(to_line({"n": n, "text": "x" * 1_000_000}) for n in range(13))

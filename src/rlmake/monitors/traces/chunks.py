@@ -89,12 +89,19 @@ class Chunks:
             thread.start()
             self._sealing = [one for one in self._sealing if one.is_alive()] + [thread]
 
+    def _full(self, path: Path) -> bool:
+        """Whether a chunk takes no more lines: by its size, or since it was sealed after the folder was listed."""
+        try:
+            return path.stat().st_size >= self.chunk_bytes
+        except FileNotFoundError:
+            return True
+
     def _current(self) -> Lines:
         """The newest chunk if it takes more, else the next one. Another process may have filled it meanwhile."""
         there = layout.chunks(self.folder)
         number = max(there, default=0)
         path = self.folder / layout.chunk_name(number)
-        if there and (there[number].suffix == ".zst" or path.stat().st_size >= self.chunk_bytes):
+        if there and (there[number].suffix == ".zst" or self._full(path)):
             number += 1
             path = self.folder / layout.chunk_name(number)
         if self._lines is None or number != self._number:
