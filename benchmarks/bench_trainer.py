@@ -2,11 +2,14 @@
 
     python benchmarks/bench_trainer.py --out table.json          # everything; `make bench-trainer`
     python benchmarks/bench_trainer.py --only sft-8k --profile   # one setting, with the time of its kernels
+    torchrun --nproc-per-node 2 benchmarks/bench_trainer.py --only sft-8k [--copies 2] [--same-batch]    # two GPUs
 
 Qwen3-0.6B's shape with random weights, bf16 products, fp32 weights, AdamW. Rows of `--seq` tokens, `--rows` of them a
 step, one a micro-batch. "one document": every row is a single document (the attention costs most). "mix": documents of
 log-normal length (median a sixteenth of the row, σ of the logarithm 1, cut to the row), packed by the loader. Every
 token is trained.
+On several GPUs a step has `--rows` of them for each GPU, or with `--same-batch` as many as on one; the weights are
+sharded, or with `--copies` as many GPUs hold whole ones.
 Each setting runs 3 steps of warm-up and 20 measured ones; tokens per second are of the whole loop.
 """
 
@@ -57,12 +60,24 @@ class Rows:
         self, seq: int, rows: int, *, mix: bool = False, ac: dict | None = None, rl: bool = False, same: bool = False
     ):
         self.seq, self.rows, self.mix, self.ac, self.rl, self.same = seq, rows, mix, ac, rl, same
+        self.gpus = self.copies = 1
+
+    def spread(self, gpus: int, copies: int, same_batch: bool) -> None:
+        """Run on several GPUs."""
+        self.gpus, self.copies = gpus, copies
+        self.rows *= 1 if same_batch else gpus
 
     def config(self, model: Path, run_dir: Path, steps: int):
         from rlmake.config import SFTConfig, TrainerConfig, parse
 
         raw = {
-            "model": {"name": str(model), "compile": {}, "ac": self.ac, "seq_len": self.seq},
+            "model": {
+                "name": str(model),
+                "compile": {},
+                "ac": self.ac,
+                "seq_len": self.seq,
+                "dp_replicate": self.copies,
+            },
             "deterministic": self.same,
             "optim": {"lr": 1e-5},
             "max_steps": steps,
@@ -74,11 +89,14 @@ class Rows:
             return parse(TrainerConfig, raw | {"device": "cuda", "data": {"fake": fake}})
         data = {"type": "fake", "batch_size": self.rows, "seq_len": self.seq, "input_ids": "random"}
         data["length"] = "variable" if self.mix else "fixed"
-        return parse(SFTConfig, raw | {"data": data, "deployment": {"num_train_gpus": 1, "num_infer_gpus": 0}})
+        return parse(SFTConfig, raw | {"data": data, "deployment": {"num_train_gpus": self.gpus, "num_infer_gpus": 0}})
 
 
-def run(settings: Rows, model: Path, measured: int = STEPS, warm_up: int = WARM_UP) -> dict:
-    """One run of the real loop in this process; tokens per second, MFU, memory and seconds until the first step."""
+def run(settings: Rows, model: Path, measured: int = STEPS, warm_up: int = WARM_UP) -> dict | None:
+    """One run of the real loop in this process; tokens per second, MFU, memory and seconds until the first step.
+
+    None on all ranks but the first.
+    """
     from rlmake.core.rundir import RunContext
     from rlmake.monitors import read, setup
     from rlmake.trainer import rl, sft
@@ -92,7 +110,7 @@ def run(settings: Rows, model: Path, measured: int = STEPS, warm_up: int = WARM_
         prepare(config)
         world = worlds.start(gpu=True, threads=8, dp_replicate=config.model.dp_replicate)
         ctx = RunContext.from_env(folder)
-        monitors = setup(config.monitors, "trainer", ctx, 0)
+        monitors = setup(config.monitors, "trainer", ctx, world.rank)
         begun = time.perf_counter()
         try:
             (rl if settings.rl else sft).train(config, ctx, world, monitors)
@@ -103,6 +121,8 @@ def run(settings: Rows, model: Path, measured: int = STEPS, warm_up: int = WARM_
     gc.enable()
     gc.collect()
     torch.cuda.empty_cache()
+    if not world.master:
+        return None
     warm, timed = rows[:warm_up], rows[warm_up:]
     tokens = settings.rows * settings.seq
     if not settings.rl:
@@ -110,11 +130,15 @@ def run(settings: Rows, model: Path, measured: int = STEPS, warm_up: int = WARM_
     seconds = float(np.mean([row["time/step"] for row in timed]))
     return {
         "tokens_per_second": tokens / seconds,
-        "ms_per_row": 1e3 * seconds / settings.rows,
+        "ms_per_row": 1e3 * seconds * settings.gpus / settings.rows,
         "mfu": timed[-1]["perf/mfu"],
         "fill": timed[-1].get("packing/fill", 1.0),
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-        "load_data_ms": 1e3 * float(np.mean([row["time/load_data"] for row in timed])),
+        "step_ms": {
+            key.removeprefix("time/"): round(1e3 * float(np.mean([row[key] for row in timed])), 2)
+            for key in timed[-1]
+            if key.startswith("time/")
+        },
         "first_step_s": rows[0]["time/step"],
         "whole_s": time.perf_counter() - begun,
         "loss": [rows[0]["loss/mean"], rows[-1]["loss/mean"]],
@@ -227,19 +251,28 @@ def profile(settings: Rows, model: Path, warm_up: int = 2) -> list[tuple[str, fl
 
 
 def start_up(settings: Rows, model: Path) -> dict:
-    """Seconds from the start of a trainer's process to the end of its first step."""
+    """Seconds from the start of a trainer's process until its first step is reported, and until it has ended."""
     from rlmake.config import dump
+    from rlmake.monitors import read
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sft.json"
         path.write_text(json.dumps(dump(settings.config(model, Path(folder), 1))))
         begun = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "rlmake.trainer.sft", "@", path], check=True, capture_output=True)
-        return {"process_s": time.perf_counter() - begun}
+        command = [sys.executable, "-m", "rlmake.trainer.sft", "@", path]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        first = None
+        while process.poll() is None:
+            if first is None and any("loss/mean" in row.metrics for row in read(Path(folder))):
+                first = time.perf_counter() - begun
+            time.sleep(0.05)
+        if process.returncode:
+            raise RuntimeError(f"the trainer ended with {process.returncode}")
+        return {"first_step_s": first, "process_s": time.perf_counter() - begun}
 
 
 def killed(folder: Path) -> dict:
-    """A small model's deterministic run on the GPU, uninterrupted, and killed (SIGKILL) and resumed: equal bytes?"""
+    """A small model's deterministic run on the GPU, uninterrupted, killed (SIGKILL) and resumed, repeated: equal?"""
     import torch.distributed.checkpoint as dcp
 
     from rlmake import checkpoint
@@ -270,8 +303,9 @@ def killed(folder: Path) -> dict:
     second.wait()
     step = checkpoint.newest(cut)
     code = start(cut, step).wait()
-    if first.wait() or code:
-        return {"failed": [(path / "log.txt").read_text()[-800:] for path in (straight, cut)]}
+    repeated = folder / "repeated"
+    if first.wait() or code or start(repeated).wait():
+        return {"failed": [path.read_text()[-800:] for path in folder.glob("*/log.txt")]}
 
     def tensors(run_dir: Path) -> dict:
         half = run_dir / "checkpoints" / "step_8" / "trainer"
@@ -280,9 +314,12 @@ def killed(folder: Path) -> dict:
         dcp.load(state, storage_reader=dcp.FileSystemReader(half), no_dist=True)
         return state
 
-    a, b = tensors(straight), tensors(cut)
-    different = [key for key in a if not torch.equal(a[key], b[key])]
-    return {"killed_behind_step": step, "tensors": len(a), "different": len(different)}
+    a = tensors(straight)
+    different = {
+        path.name: sum(not torch.equal(a[key], value) for key, value in tensors(path).items())
+        for path in (cut, repeated)
+    }
+    return {"killed_behind_step": step, "tensors": len(a), "different": different}
 
 
 SETTINGS = {
@@ -305,21 +342,28 @@ def main() -> None:
     )
     parser.add_argument("--profile", action="store_true", help="three steps of each setting, and its kernels")
     parser.add_argument("--steps", type=int, default=STEPS, help="measured steps")
+    parser.add_argument("--copies", type=int, default=1, help="how many of the GPUs' groups hold a whole model")
+    parser.add_argument("--same-batch", action="store_true", help="on several GPUs: as many rows as on one")
     parser.add_argument("--out", type=Path, default=None, help="write everything as JSON")
     args = parser.parse_args()
-    wanted = args.only if args.only is not None else [*SETTINGS, "roofline", "start-up", "killed", "trl"]
+    rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    torch.cuda.set_device(rank)
+    everything = [*SETTINGS, "roofline", "start-up", "killed", "trl"]
+    wanted = args.only if args.only is not None else everything if gpus == 1 else ["sft-8k", "sft-16k", "rl-8k"]
     found: dict = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%F")}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         make_model(model)
         for name in [name for name in wanted if name in SETTINGS]:
             settings = SETTINGS[name]
+            settings.spread(gpus, args.copies, args.same_batch)
             if args.profile:
                 found[name] = profile(settings, model)
                 print(f"\n{name}, ms per row:", *(f"{value:8.3f}  {key}" for key, value in found[name]), sep="\n")
                 continue
             found[name] = run(settings, model, measured=args.steps)
-            print(name, json.dumps(found[name]), flush=True)
+            if found[name]:
+                print(name, json.dumps(found[name]), flush=True)
         if "roofline" in wanted:
             for seq in (8192, 16384):
                 found[f"roofline-{seq // 1024}k"] = roofline(seq)
@@ -337,7 +381,7 @@ def main() -> None:
                 lines = [line for line in done.stdout.splitlines() if line.startswith('{"')]  # TRL prints {'…
                 found[f"trl-{seq // 1024}k"] = [json.loads(line) for line in lines] or done.stderr[-2000:]
                 print(f"trl {seq}", found[f"trl-{seq // 1024}k"], flush=True)
-    if args.out:
+    if args.out and rank == 0:
         args.out.write_text(json.dumps(found, indent=1))
 
 

@@ -19,6 +19,7 @@ from rlmake.models.renderer import CHATML
 from rlmake.monitors import read
 from rlmake.trainer import sft
 from rlmake.trainer.training import Training
+from rlmake.trainer.world import World
 
 STEPS, KILL_BEHIND = 8, 4
 
@@ -176,6 +177,31 @@ def test_shared_rows_and_copies_of_the_model_change_only_rounding(config, tmp_pa
         assert other == pytest.approx(loss, rel=1e-5) and other_norm == pytest.approx(norm, rel=1e-4)
     a, b = tensors(one, 3), tensors(many, 3)
     assert all(torch.allclose(a[key], b[key], atol=1e-4) for key in a if key.startswith("model."))
+
+
+def unsharded(*args) -> int:
+    """The loop as GPUs run it that each hold a whole model: gradients are summed once a step."""
+    World.unsharded = True
+    return sft.train(*args)
+
+
+def test_whole_models_killed_and_resumed_change_only_rounding(config, tmp_path):
+    """One rank, and two with their own copy, killed: the same rows and losses."""
+    one, many = tmp_path / "one", tmp_path / "many"
+    run(config(one))
+    copies = config(many, model={"dp_replicate": 2})
+    process = Ranks(2, unsharded, copies)
+    process.wait_until((many / "checkpoints" / f"step_{KILL_BEHIND}" / "COMPLETE").exists)
+    process.kill()
+    step = records.newest(many)
+    records.prune_future(many, step)
+    resumed = config(many, model={"dp_replicate": 2}, resume={"step": step})
+    Ranks(2, unsharded, resumed, attempt=2).finish()
+    assert [ledger(one)[n]["samples"] for n in range(1, 9)] == [ledger(many)[n]["samples"] for n in range(1, 9)]
+    for (loss, norm, *_), (other, other_norm, *_) in zip(trace(one), trace(many), strict=True):
+        assert other == pytest.approx(loss, rel=1e-5) and other_norm == pytest.approx(norm, rel=1e-4)
+    a, b = tensors(one, STEPS), tensors(many, STEPS)
+    assert a.keys() == b.keys() and all(torch.allclose(a[key], b[key], atol=1e-4) for key in a)
 
 
 @pytest.mark.parametrize("targets", [["norm"], ["mlp", "attn_proj"]])

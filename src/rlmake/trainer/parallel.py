@@ -1,6 +1,7 @@
 """How a model is spread over the ranks and made fast, from outside: recomputation → compile → FSDP2, block by block.
 
-On one GPU nothing is sharded (`masters`): FSDP's copies and hooks would cost there and bring nothing.
+On GPUs that each hold a whole copy nothing is sharded (`masters`): FSDP's copies, hooks and a sum of gradients for each
+micro-batch would cost there and bring nothing.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from rlmake.trainer.families import Plan
 from rlmake.trainer.masters import Masters
+from rlmake.trainer.policy import SHAPES
 from rlmake.trainer.recompute import recompute
 from rlmake.trainer.world import World
 
@@ -25,14 +27,22 @@ def parallelise(root: nn.Module, plan: Plan, model: nn.Module, config: Any, worl
     blocks = plan.blocks(model)
     if config.ac is not None:
         recompute(root, blocks, config.ac)
-    whole = world.alone and not config.fsdp_cpu_offload
-    masters = Masters(root.to(world.device), DTYPES[config.compute_dtype]) if whole else None
+    whole = world.unsharded and not config.fsdp_cpu_offload
+    masters = _masters(root, config, world) if whole else None
     if config.compile is not None:
+        # Blocks share their code: each length of rows counts, with and without gradients; beyond the limit torch would
+        # silently stop compiling.
+        torch._dynamo.config.recompile_limit = 4 * SHAPES
         for block in blocks:
             block.compile(fullgraph=config.compile.fullgraph, dynamic=False)
     if not whole:
         _shard(root, blocks, config, world)
     return masters
+
+
+def _masters(root: nn.Module, config: Any, world: World) -> Masters:
+    copies = world.mesh["dp_replicate"].get_group()
+    return Masters(root.to(world.device), DTYPES[config.compute_dtype], DTYPES[config.reduce_dtype], copies)
 
 
 def _shard(root: nn.Module, blocks: list[nn.Module], config: Any, world: World) -> None:

@@ -82,6 +82,11 @@ class Policy(nn.Module):
         named = lora.parameters(self.model) or list(self.model.named_parameters())
         return self.masters.named(named) if self.masters else named
 
+    def sum_gradients(self) -> None:
+        """Over the copies of the model, where FSDP has not done it."""
+        if self.masters:
+            self.masters.reduce()
+
     def refresh(self) -> None:
         """Compute with what `named` holds now."""
         if self.masters:

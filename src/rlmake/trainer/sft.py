@@ -76,6 +76,8 @@ def step(training: Training, loader: SFTLoader) -> dict[str, float]:
             loss = negative_log_likelihood(training, row)
             (loss / data.trained_tokens).backward()
             total += torch.stack([loss.detach().double(), (~loss.detach().isfinite()).double()])
+        if training.step + 1 != training.config.max_steps:
+            loader.look_ahead()
         nll, bad = world.sum(total).tolist()
     mean = nll / data.trained_tokens
     with clock.measure("optimizer"):

@@ -114,6 +114,7 @@ class Training:
         """
         step = self.step + 1
         lr = self.config.optim.lr * self.factor(step)
+        self.policy.sum_gradients()
         norm = gradients.clip((p for _, p in self.policy.named()), self.config.optim.max_norm, self.world)
         if not_a_number or not math.isfinite(norm) or not math.isfinite(loss):
             self._diverged(step, loss, norm, not_a_number)
@@ -215,3 +216,4 @@ def prepare(config: Any) -> None:
     if config.deterministic and config.device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or products may differ from run to run
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch._inductor.config.deterministic = True  # no kernel of a compiled block is chosen by timing it

@@ -47,9 +47,9 @@ class World:
         return self.rank // size, self.size // size
 
     @property
-    def alone(self) -> bool:
-        """One GPU and no other rank."""
-        return self.size == 1 and self.device.type == "cuda"
+    def unsharded(self) -> bool:
+        """Each rank is a GPU that holds a whole copy of the model."""
+        return self.device.type == "cuda" and self.mesh["dp_shard"].size() == 1
 
     @property
     def master(self) -> bool:

@@ -39,6 +39,15 @@ class StepData:
     fill: float  # share of the rows' places that hold a token
 
 
+@dataclass
+class _Ahead:
+    """A step prepared early, and what the loader was before."""
+
+    data: StepData | Exception
+    state: dict[str, Any]
+    metrics: dict[str, float]
+
+
 class SFTLoader:
     """Endless (training) or one pass (`epochs=1`, validation, where the last rows may be short or empty)."""
 
@@ -73,6 +82,7 @@ class SFTLoader:
         ends = np.cumsum(self._sizes)
         self.documents = Documents(self._order, ends, self._fetcher, self.name, epoch, position, self._epochs)
         self._packer = Packer(self.documents, self._config.seq_len)
+        self._ahead: _Ahead | None = None
 
     def _order(self, epoch: int) -> np.ndarray:
         config = self._config
@@ -87,6 +97,24 @@ class SFTLoader:
 
     def step(self) -> StepData:
         """The next `batch_size` packed rows, of which this rank gets every `world`-th."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return self._next()
+        if isinstance(ahead.data, Exception):
+            raise ahead.data
+        return ahead.data
+
+    def look_ahead(self) -> None:
+        """Prepare the next step's rows now, while a GPU is at work. `state` and `metrics` stay those of before; what
+        fails is raised when the rows are asked for."""
+        state, metrics = self.state(), self.metrics()
+        try:
+            data = self._next()
+        except Exception as error:
+            data = error
+        self._ahead = _Ahead(data, state, metrics)
+
+    def _next(self) -> StepData:
         rows = [row for _ in range(self._config.batch_size) if (row := self._packer.row()) is not None]
         documents = [document for row in rows for document in row]
         for document in documents:
@@ -116,6 +144,8 @@ class SFTLoader:
 
     def metrics(self) -> dict[str, float]:
         """The page's `progress/*`."""
+        if self._ahead:
+            return self._ahead.metrics
         found: dict[str, float] = {
             "progress/epoch": self.documents.epoch,
             "progress/num_samples": sum(self._samples.values()),
@@ -130,13 +160,15 @@ class SFTLoader:
 
     def state(self) -> dict[str, Any]:
         """JSON. The pool is kept by name (epoch, row) and tokenised again."""
+        if self._ahead:
+            return self._ahead.state
         return {
             "schema": SCHEMA,
             "data": self.identity,
             "epoch": self.documents.epoch,
             "position": self.documents.position,
             "pool": [[document.epoch, document.index] for document in self._packer.pool],
-            "skipped": self.documents.skipped,
+            "skipped": dict(self.documents.skipped),
             "samples": dict(self._samples),
             "tokens": dict(self._tokens),
         }
