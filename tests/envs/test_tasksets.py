@@ -35,12 +35,13 @@ class Scripted(FakeEngine):
 async def playing(env, tokenizer, tokenizer_dir, reply):
     """`(tasks, play)`; `await play(task)` is the episode."""
     plugins.light_tokenizers()
+    plugins.own_seeds()
     loaded = vf.load_environment(plugins.resolve(env))
-    with serving(Scripted(tokenizer, reply)) as url:
+    with serving(engine := Scripted(tokenizer, reply)) as url:
         client = vf.TrainClientConfig(
             base_url=url, api_key_var="NONE", renderer=RENDERER, renderer_model_name=tokenizer_dir
         )
-        sampling = vf.SamplingConfig(temperature=1.0, max_tokens=128)
+        sampling = vf.SamplingConfig(temperature=1.0, max_tokens=128, seed=7)
         context = vf.ModelContext(client=client, model="m", sampling=sampling)
 
         async def play(task):
@@ -49,6 +50,7 @@ async def playing(env, tokenizer, tokenizer_dir, reply):
             assert episode.ok, [*episode.errors, *(e for t in episode.traces for e in t.errors)]
             return episode
 
+        play.requests = engine.requests
         async with loaded.serving():
             yield list(loaded.taskset), play
 
@@ -150,6 +152,8 @@ async def test_proposer_solver_plays_roles_and_attempts(tokenizer, tokenizer_dir
     async with playing(env, tokenizer, tokenizer_dir, lambda prompt: next(replies)) as (tasks, play):
         episode = await play(tasks[0])
         invalid = await play(tasks[0])
+    *seeds, again = [request["sampling_params"]["seed"] for request in play.requests]
+    assert len({7, *seeds}) == 4 and again == seeds[0]  # every run draws for itself, an episode draws the same again
     assert [(t.agent.name, t.reward) for t in episode.traces] == [
         ("proposer", 1.0),  # half of the attempts succeeded
         ("solver", 1.0),

@@ -181,12 +181,14 @@ def test_follower_gives_whole_lines_once(tmp_path):
     assert follower.lines() == ["two", "three"] and follower.lines() == []
 
 
-def test_display_in_a_build_shows_steps_only(tmp_path, capsys):
+def test_display_in_a_build_shows_steps_and_warnings_only(tmp_path, capsys):
     log = tmp_path / "x.log"
-    log.write_text("12:00:00 INFO    trainer loading\n[rank0] 12:00:01 SUCCESS trainer Step 1 | 1.0s | Loss 0.5\n")
+    step = "[rank0] 12:00:01 SUCCESS trainer Step 1 | 1.0s | Loss 0.5"
+    log.write_text(f"12:00:00 INFO    trainer loading\n{step}\n12:00:02 WARNING orchestrator nothing to train on\n")
     with Display("run", log, 0, 3, brief=True):
         pass
-    assert capsys.readouterr().out == "run: trainer Step 1 | 1.0s | Loss 0.5\n"
+    brief = "run: trainer Step 1 | 1.0s | Loss 0.5\nrun: warning: orchestrator nothing to train on\n"
+    assert capsys.readouterr().out == brief
     with Display("run", log, 0, 3, brief=False):
         pass
     assert capsys.readouterr().out == log.read_text()

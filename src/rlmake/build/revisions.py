@@ -32,9 +32,9 @@ SHIPPED = {
 TASKSETS = {  # rlmake.envs.tasksets with their environments, rewards and tools
     "alphabet-sort": 1,
     "kuhn-exploitability": 1,
-    "kuhn-poker": 1,
+    "kuhn-poker": 2,
     "phone-book": 1,
-    "proposer-solver": 1,
+    "proposer-solver": 2,
     "reasoning-gym": 1,  # of the version that pyproject.toml pins
     "reverse-text": 1,
 }

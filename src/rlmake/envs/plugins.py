@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from rlmake.envs.seeds import own_seeds
 from rlmake.envs.startup import light_tokenizers
 
 HARNESS = "inproc-chat"  # verifiers' own default is a program that has to be fetched at first use
@@ -34,7 +35,7 @@ def register() -> None:
 
 
 def start_worker(level: str | None = None) -> None:
-    """Prepare a process that serves episodes: its log on stdout, our ids. Run by every worker of a pool too.
+    """Prepare a process that serves episodes: its log on stdout, our ids, seeds. Run by every worker of a pool too.
 
     `level` of verifiers' log falls back to `$PRIME_VF_LOG_LEVEL`, then info without the two lines of every rollout.
     """
@@ -49,6 +50,7 @@ def start_worker(level: str | None = None) -> None:
         logging.getLogger("verifiers.v1.rollout").addFilter(lambda line: not str(line.msg).startswith(_EACH_ROLLOUT))
     register()
     light_tokenizers()
+    own_seeds()
 
 
 def resolve(env: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 STEP = re.compile(r"SUCCESS.*\bStep (\d+)\b")
+SHOWN = re.compile(r"(SUCCESS|WARNING)(.*)")
 
 
 class Follower:
@@ -32,8 +33,8 @@ class Follower:
 class Display:
     """Shows a log while a run goes on. Context manager; `tick` is called often.
 
-    `total`: the run's last step, None for an endless one. `brief`: only the lines of steps and evaluations, each
-    behind the run's name, as in a build where several runs share one output.
+    `total`: the run's last step, None for an endless one. `brief`: only the lines of steps, evaluations and
+    warnings, each behind the run's name, as in a build where several runs share one output.
     """
 
     def __init__(self, name: str, log: Path, start: int, total: int | None, brief: bool):
@@ -63,5 +64,6 @@ class Display:
                 self._bar.update(self._task, completed=int(step[1]))
             if not self._brief:
                 self._console.print(Text.from_ansi(line))
-            elif "SUCCESS" in line:
-                self._console.print(Text.from_ansi(f"{self._name}: {line[line.index('SUCCESS') + 7 :].strip()}"))
+            elif shown := SHOWN.search(line):
+                level = "" if shown[1] == "SUCCESS" else "warning: "
+                self._console.print(Text.from_ansi(f"{self._name}: {level}{shown[2].strip()}"))
