@@ -1,7 +1,7 @@
 """A seed for each run of an agent within an episode.
 
-A request's seed comes with its episode. verifiers hands it to every agent alike, so several attempts at one prompt would
-be one attempt, and two players would draw the same numbers.
+A request's seed comes with its episode. verifiers hands it to every agent alike, so several attempts at one prompt
+would be one attempt, and two players would draw the same numbers.
 """
 
 import copy
