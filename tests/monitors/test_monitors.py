@@ -65,22 +65,25 @@ def test_torn_row_of_a_killed_writer_costs_only_itself(tmp_path):
     m = monitors.setup(ON, "trainer", context(tmp_path))
     m.log(1, {"x": 1.0})
     path = tmp_path / "monitors/file/metrics.jsonl"
+    m.log(7, {"x": 7.0})
     path.write_bytes(path.read_bytes() + b'{"step": 2, "ti')
     monitors.mark_attempt(context(tmp_path, 2), 1)
     again = monitors.setup(ON, "trainer", context(tmp_path, 2))
     again.log(2, {"x": 2.0})
-    assert monitors.series(monitors.read(tmp_path), "x") == [(1, 1.0), (2, 2.0)]
+    assert monitors.series(monitors.read(tmp_path), "x") == [(1, 1.0), (2, 2.0)], "nor the mark of the next attempt"
 
 
 def test_a_row_that_a_full_disk_has_cut_costs_only_itself(tmp_path, monkeypatch, warnings):
     m, write = monitors.setup(ON, "trainer", context(tmp_path)), os.write
+    other = monitors.setup(ON, "orch", context(tmp_path))
     m.log(1, {"x": 1.0})
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
     m.log(2, {"x": 2.0})
     monkeypatch.setattr(os, "write", write)
-    m.log(3, {"x": 3.0})
+    other.log(3, {"x": 3.0})
     m.log(4, {"x": 4.0})
     assert monitors.series(monitors.read(tmp_path), "x") == [(1, 1.0), (3, 3.0), (4, 4.0)]
+    assert len(rows(tmp_path)) == 3, "every line is whole"
     assert len(warnings) == 1 and "disk full?" in warnings[0]
 
 

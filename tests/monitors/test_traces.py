@@ -222,6 +222,24 @@ def test_a_write_that_fails_leaves_no_half_line(tmp_path, monkeypatch, warnings)
     assert any("No space left" in line for line in warnings)
 
 
+def test_a_line_that_the_index_has_no_room_for_is_taken_back(tmp_path, monkeypatch):
+    chunks = Chunks(tmp_path / "stream", tmp_path / "index.jsonl", 100_000, compress=True)
+    chunks.append(b'{"n":0}\n', {"n": 0})
+    real = chunks._index.append
+
+    def full(line):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(chunks._index, "append", full)
+    with pytest.raises(OSError, match="No space"):
+        chunks.append(b'{"n":1}\n', {"n": 1})
+    monkeypatch.setattr(chunks._index, "append", real)
+    chunks.append(b'{"n":2}\n', {"n": 2})
+    chunks.close()
+    assert (tmp_path / "stream/00000.jsonl").read_bytes() == b'{"n":0}\n{"n":2}\n'
+    assert [row["n"] for _, row in read.Tail(tmp_path / "index.jsonl").rows()] == [0, 2]
+
+
 def test_live_files_come_and_go(tmp_path):
     recorder, stream = open_stream(tmp_path)
     delta = {

@@ -18,7 +18,6 @@ class RowFile:
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._torn = False  # whether the last row of this process went in only in part
 
     def heal(self) -> None:
         """End a row that a killed writer left torn. Only while no other process writes."""
@@ -28,11 +27,10 @@ class RowFile:
 
     def append(self, row: dict[str, Any]) -> None:
         data = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        if self._torn:  # ended first, or it would take this row with it
-            data = b"\n" + data
-        written = os.write(self._fd, data)
-        self._torn = written != len(data)
-        if self._torn:
+        if (written := os.write(self._fd, data)) != len(data):
+            end = os.lseek(self._fd, 0, os.SEEK_CUR)
+            if os.fstat(self._fd).st_size == end:  # taken back, or the next row of any process would go with it
+                os.ftruncate(self._fd, end - written)
             raise OSError(f"wrote {written} of {len(data)} bytes: disk full?")
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ def mark_attempt(ctx: RunContext, step: int, folder: Path | None = None) -> None
     What earlier attempts logged behind it belongs to an abandoned future, and `read` leaves it out.
     """
     file = RowFile((folder or file_monitor_dir(ctx.run_dir)) / METRICS)
+    file.heal()
     file.append(
         {"step": step, "time": time.time(), "producer": LAUNCHER, "attempt": ctx.attempt, "attempt/start": step}
     )

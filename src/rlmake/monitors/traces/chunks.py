@@ -50,9 +50,13 @@ class Lines:
             while done < len(view):
                 done += os.write(self._fd, view[done:])
         except OSError:
-            os.ftruncate(self._fd, size)
+            self.cut(size)
             raise
         return start
+
+    def cut(self, size: int) -> None:
+        """Take back what was written behind `size`, under the same lock."""
+        os.ftruncate(self._fd, size)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -83,7 +87,11 @@ class Chunks:
             lines = self._current()
             offset = lines.append(line)
             place = {"chunk": self._number, "offset": offset, "length": len(line) - 1}
-            self._index.append(to_line({**place, **row}))
+            try:
+                self._index.append(to_line({**place, **row}))
+            except OSError:
+                lines.cut(offset)  # a line that no row leads to is nobody's
+                raise
         if offset + len(line) >= self.chunk_bytes and self.compress:  # nobody appends to a full one
             thread = threading.Thread(target=_seal, args=(lines.path,), name="seal", daemon=True)
             thread.start()
