@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -115,8 +116,11 @@ class Prime(Service):
     def __init__(self, status: int = 200):
         super().__init__()
         self.status, self.refused = status, ""  # and the name of an evaluation that is refused
+        self.silent = threading.Event()  # while set, evaluations are not answered
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        while self.silent.is_set():
+            time.sleep(0.05)
         if path.endswith("/evaluations/"):
             known = {"evaluation_id": f"e{len(self.calls)}", "name": body["name"]}
             return (400, {"detail": "no"}) if body["name"] == self.refused else (200, known)

@@ -1,5 +1,6 @@
 """The platform's monitor with the real SDK against a local stand-in."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from rlmake import monitors
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_json
 from rlmake.core.rundir import RunContext
+from rlmake.monitors import prime, prime_evals
 from rlmake.monitors.prime import Episodes
 from rlmake.monitors.traces.records import Arrival, Work, annotation, trace_id
 
@@ -72,6 +74,45 @@ def test_a_training_s_evaluations_are_uploaded_each_as_one(ctx, online, warnings
     assert sent == [0.0, 1.0, 1.0]
     assert online.bodies("/rft/finalize") == [{"run_id": "r1", "exit_code": 0}], "the training goes on and ends well"
     assert any("evaluation of a at v8 was not uploaded" in line for line in warnings)
+
+
+def test_a_service_that_does_not_answer_any_more_holds_up_no_end(ctx, online, warnings, monkeypatch):
+    monkeypatch.setattr(prime_evals, "CLOSE_SECONDS", 0.5)
+    evaluations = prime_evals.Evaluations(prime._sdk(), "my-run", "r1", {"model": "base", "mode": "online"})
+    online.silent.set()
+    for version in (1, 2, 3):
+        evaluations.row({"eval/a/policy_version": version})
+    start = time.monotonic()
+    evaluations.close()
+    online.silent.clear()
+    assert time.monotonic() - start < 5
+    assert any("3 evaluations were not uploaded" in line for line in warnings)
+    evaluations._thread.join(30)
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "API key unauthorized"), (500, "500")])
+def test_whatever_a_run_is_refused_with_is_one_line(ctx, online, status, words):
+    online.status = status
+    with pytest.raises(UserError, match=rf"monitors\.prime: .*{words}") as error:
+        monitors.setup(CONFIG, "orch", ctx)
+    assert "\n" not in str(error.value)
+
+
+def test_a_service_that_dies_in_the_middle_costs_numbers_and_nothing_else(ctx, monkeypatch, warnings):
+    with services.serving(services.Prime()) as service:
+        monkeypatch.setenv("PRIME_API_KEY", "key")
+        for name in ("PRIME_BASE_URL", "PRIME_API_BASE_URL"):
+            monkeypatch.setenv(name, service.url)
+        m = monitors.setup(CONFIG, "orch", ctx)
+        m.log(1, {"x": 1.0})
+        m._monitors["prime"]._run.flush()
+        assert service.bodies("/rft/metrics")
+    start = time.monotonic()
+    for step in range(2, 200):
+        m.log(step, {"x": 1.0})
+    assert time.monotonic() - start < 5, "a step does not wait for it"
+    m.close(finished=True)
+    assert time.monotonic() - start < 120
 
 
 def test_a_run_that_was_stopped_is_reported_as_such(ctx, online):
