@@ -62,7 +62,7 @@ def test_without_a_page_the_command_is_kept_and_its_address_given(client, run):
     [
         ({"host": "evil.example"}, 403), ({"host": "localhost.evil.example"}, 403), ({"host": "10.0.0.1"}, 403),
         ({"host": ""}, 403), ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403),
-        ({"origin": "http://localhost:1"}, 403), ({"sec-fetch-site": "cross-site"}, 403),
+        ({"origin": "http://localhost:1"}, 403), ({"origin": "http://["}, 403), ({"sec-fetch-site": "cross-site"}, 403),
         ({"content-type": "text/plain"}, 403), ({"host": "127.0.0.1:7788"}, 409), ({"host": "[::1]:7788"}, 409),
         ({"origin": "http://localhost:7788", "host": "localhost:7788"}, 409),
     ],
