@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 
 import pytest
-from dashboard_runs import write
+from dashboard_runs import Made, write
 
 from rlmake.dashboard import reports
 from rlmake.dashboard.metrics import Metrics
@@ -292,3 +293,23 @@ def test_attempts_that_are_no_numbers(ask):
     for attempt in ("²", "1²", "x", "-1", "9" * 5000, ""):
         assert "attempt: expected latest or a number" in ask("logfiles", status=422, attempt=attempt)["error"]
     ask("logfiles", status=404, attempt="2")
+
+
+@pytest.mark.parametrize("steps", [(1, 2, 3), (1, 2, 3, 4, 5)])
+def test_a_run_that_was_removed_and_made_again_is_read_from_its_start(ask, run, steps):
+    """Also one that is as long as what was read before it, or longer."""
+    before = ask("episodes")["episodes"]
+    assert ask("episodes/0")["traces"][0]["nodes"][2]["content"] == "olleh" and ask("series", key="loss/mean")
+    shutil.rmtree(run)
+    made = Made(run)
+    made.trainer.log(0, {"new/name": 7.0})
+    for step in steps:
+        made.step(step, reply="OLLEH")
+    made.close()
+    found = ask("episodes")
+    assert (found["total"], found["torn"]) == (4 * len(steps), 0)
+    assert not {row["arrival"] for row in before} & {row["arrival"] for row in found["episodes"]}
+    assert ask("episodes/0")["traces"][0]["nodes"][2]["content"] == "OLLEH"
+    assert ask("episodes/0/tokens")["torn"] == 0
+    assert "new/name" in ask("keys")["keys"] and ask("keys")["torn"] == 0
+    assert ask("series", key="loss/mean")["series"]["loss/mean"]["step"] == list(steps)

@@ -10,7 +10,7 @@ from rlmake.dashboard import follow, metrics
 from rlmake.dashboard.confine import NotThere
 from rlmake.dashboard.episodes import Episodes
 from rlmake.dashboard.table import Query
-from rlmake.monitors.traces import layout
+from rlmake.monitors.traces import layout, read
 from rlmake.monitors.traces.read import Torn
 
 
@@ -54,7 +54,7 @@ def test_an_episode_of_much_text_is_cut_and_each_text_fetched_on(ask, run):
 
 
 def test_a_line_without_measure_is_no_row_and_is_not_kept(run, monkeypatch):
-    monkeypatch.setattr(follow, "LONGEST_LINE", 100_000)
+    monkeypatch.setattr(read, "LONGEST_LINE", 100_000)
     for module in (follow, metrics):
         monkeypatch.setattr(module, "READ_BYTES", 10_000)
     root = run / "monitors/file/traces"
@@ -73,3 +73,27 @@ def test_a_line_without_measure_is_no_row_and_is_not_kept(run, monkeypatch):
     followed = metrics.Metrics(path)
     followed.refresh(20)
     assert (followed.columns.rows, followed.torn, followed.progress) == (rows + 1, 1, 1.0)
+
+
+def test_raw_rows_of_a_file_without_an_end_of_line_take_no_memory(ask, run, monkeypatch):
+    """As a machine that lost power leaves it: zeros. And a line that is no row is counted, the rest is given."""
+    import tracemalloc
+
+    path = run / "monitors/file/metrics.jsonl"
+    good = path.read_bytes()
+    with open(path, "ab") as file:
+        file.truncate(400 << 20)
+    tracemalloc.start()
+    try:
+        found = ask("metrics", offset=len(good))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found["rows"], found["offset"], found["size"]) == ([], len(good), 400 << 20)
+    assert peak < 3 * read.LONGEST_LINE
+    with open(path, "ab") as file:
+        file.write(b"\n" + good)
+    first = ask("metrics", offset=len(good))
+    rest = ask("metrics", offset=first["offset"])
+    assert first["torn"] == 1 and len(first["rows"] + rest["rows"]) == len(good.splitlines())
+    assert rest["offset"] == rest["size"]

@@ -96,13 +96,13 @@ class Episodes:
         return self._follow[path]
 
     def _behind(self) -> bool:
-        return any((f := self._follower(*file)).size() != f.seen for file in self._files())
+        return any((f := self._follower(*file)).size() != f.seen or f.anew() for file in self._files())
 
     def _read(self) -> None:
         head_start(sum(self._follower(*file).size() - self._follower(*file).offset for file in self._files()))
         for producer, path in self._files():
             follower = self._follower(producer, path)
-            if follower.size() < follower.offset:  # the run was made anew
+            if follower.anew():  # the run was made again under its name
                 with self._lock:
                     self.table, self._follow, self._end = Table(), {}, 0
                     self.version += 1

@@ -1,16 +1,18 @@
 """Following a growing file of JSON lines, decoded into typed rows."""
 
+import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from rlmake.dashboard import confine
+from rlmake.monitors.traces import read
 
 READ_BYTES = 1 << 20
-LONGEST_LINE = 32 << 20  # bytes; a longer one is no row, and is not kept in memory
+HEAD_BYTES = 512
 LONG, HEAD_START_SECONDS = 8 << 20, 1.0
 STILL_SECONDS = 10.0  # a line without an end in a file that did not move for so long is a torn one
 
@@ -21,10 +23,15 @@ class Follower:
     def __init__(self, path: Path, kind: type, roots: Sequence[Path]):
         self.path, self.roots = path, roots
         self.offset, self.seen, self.lost = 0, 0, 0  # behind the last whole line, read, lines that were no rows
+        self.head = b""  # what the file begins with
         self._decode = msgspec.json.Decoder(kind, strict=False).decode
 
     def size(self) -> int:
         return confine.size(self.path, self.roots)
+
+    def anew(self) -> bool:
+        """Whether another file lies here than the one that was read."""
+        return self.size() < self.offset or not begins(self.path, self.roots, self.head)
 
     @property
     def torn(self) -> int:
@@ -40,13 +47,14 @@ class Follower:
         with file:
             file.seek(self.offset)
             self.seen = self.offset
-            for lines, seen in blocks(file, READ_BYTES):
+            for lines, seen in read.blocks(file, READ_BYTES):
                 batch = []
                 for line, size in lines:
                     self.offset += size
                     batch.append(row := None if line is None else self.decoded(line))
                     self.lost += row is None and (line is None or bool(line.strip()))
                 self.seen = seen
+                self.head = self.head or head(file, self.offset)
                 yield batch
 
     def decoded(self, line: bytes) -> Any:
@@ -70,21 +78,23 @@ class Follower:
             file.seek(place)
             for _ in range(min(at, total) - before):
                 file.readline()
-            return total, at, [file.readline(LONGEST_LINE) for _ in range(min(count, total - at))]
+            return total, at, [file.readline(read.LONGEST_LINE) for _ in range(min(count, total - at))]
 
 
-def blocks(file: BinaryIO, size: int) -> Iterator[tuple[list[tuple[bytes | None, int]], int]]:
-    """`([(line, its bytes with the end)], bytes read so far)` a block at a time, from where `file` stands; None in the
-    place of a line that is too long to be one."""
-    rest, dropped = b"", 0
-    while block := file.read(size):
-        *lines, rest = (rest + block).split(b"\n")
-        found: list[tuple[bytes | None, int]] = [(line, len(line) + 1) for line in lines]
-        if found and dropped:
-            found[0], dropped = (None, found[0][1] + dropped), 0
-        if len(rest) > LONGEST_LINE:
-            rest, dropped = b"", dropped + len(rest)
-        yield found, file.tell()
+def head(file: BinaryIO, whole: int) -> bytes:
+    """What a file begins with, of its first `whole` bytes: a file that only grows keeps it."""
+    return os.pread(file.fileno(), min(HEAD_BYTES, whole), 0)
+
+
+def begins(path: Path, roots: Sequence[Path], with_bytes: bytes) -> bool:
+    """Whether a file begins so; a run that was removed and made again under its name does not."""
+    if not with_bytes:
+        return True
+    try:
+        with confine.opened(path, roots) as file:
+            return file.read(len(with_bytes)) == with_bytes
+    except OSError:
+        return False
 
 
 def head_start(size: int) -> None:

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from rlmake.dashboard import confine
-from rlmake.dashboard.follow import blocks, head_start, still
+from rlmake.dashboard.follow import begins, head, head_start, still
 from rlmake.monitors.rows import HEAD, LAUNCHER
+from rlmake.monitors.traces import read
 
 BLOCK_ROWS = 256
 SAMPLE_PLACES, READ_FOR_SAMPLE = (40, 200), 16 << 20  # fewer places where rows are long: it is waited for
@@ -135,6 +136,7 @@ class Metrics:
         self.columns = Columns()
         self.offset, self.seen, self.lost = 0, 0, 0  # behind the last whole line, read, lines that were no rows
         self.used = time.monotonic()
+        self._head = b""  # what the file begins with
         self._thread: threading.Thread | None = None
         self._sampled: tuple[int, Columns] | None = None
         self._lock = threading.Lock()
@@ -163,8 +165,9 @@ class Metrics:
         self.used = time.monotonic()
         with self._lock:
             size = self.size
-            if size < self.offset:  # made anew
+            if size < self.offset or not begins(self.path, self.roots, self._head):  # made anew
                 self.columns, self.offset, self.seen, self.lost, self._sampled = Columns(), 0, 0, 0, None
+                self._head = b""
             elif size < self.seen:  # a torn end was cut off
                 self.seen = self.offset
             if self.seen == 0 and size > 4 * READ_BYTES and self._sampled is None:
@@ -198,7 +201,7 @@ class Metrics:
             with confine.opened(self.path, self.roots) as file:
                 file.seek(self.offset)
                 head_start(self.size - self.offset)
-                for lines, seen in blocks(file, READ_BYTES):
+                for lines, seen in read.blocks(file, READ_BYTES):
                     for line, size in lines:
                         if columns is not self.columns:
                             return
@@ -208,6 +211,7 @@ class Metrics:
                     if columns is not self.columns:
                         return
                     self.seen = seen
+                    self._head = self._head or head(file, self.offset)
                     time.sleep(PAUSE_SECONDS)
         except OSError:
             return

@@ -25,12 +25,12 @@ class Records:
 
     def __init__(self, root: Path, roots: Sequence[Path] = ()):
         self.root, self.roots = root, roots or (root.resolve(),)
-        self._kept: OrderedDict[tuple[int, int], tuple[int, dict[str, Any]]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], tuple[int, dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, row: Row) -> dict[str, Any]:
         """Raises `read.Torn`, also for a record that has not the shape of an episode."""
-        key = (row.chunk, row.offset)
+        key = (row.id, row.arrival, row.chunk, row.offset)  # also of a run that was made again at its place
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlmake.monitors.traces import layout, seal
 
 BLOCK = 1 << 20
+LONGEST_LINE = 32 << 20  # bytes; a longer one is no row, and is not kept in memory
 
 
 class Torn(ValueError):
@@ -22,7 +23,6 @@ class Tail:
     path: Path
     offset: int = 0
     torn: int = 0  # lines that were no JSON objects
-    _rest: bytes = field(default=b"", repr=False)
 
     def rows(self, limit: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         """`(offset of the line, row)` of the new whole lines, at most about `limit` bytes of them."""
@@ -33,19 +33,36 @@ class Tail:
         with file:
             if file.seek(0, 2) < self.offset:
                 self.offset = 0
-            file.seek(self.offset)
-            rest, start = b"", self.offset
-            while limit is None or self.offset - start < limit:
-                block = file.read(BLOCK)
-                if not block:
-                    return
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    place, self.offset = self.offset, self.offset + len(line) + 1
-                    if (row := row_of(line)) is not None:
+            file.seek(start := self.offset)
+            for lines, _ in blocks(file, BLOCK):
+                for line, size in lines:
+                    place, self.offset = self.offset, self.offset + size
+                    if line is not None and (row := row_of(line)) is not None:
                         yield place, row
-                    elif line.strip():
+                    elif line is None or line.strip():
                         self.torn += 1
+                if limit is not None and self.offset - start >= limit:
+                    return
+
+
+def blocks(file: BinaryIO, size: int) -> Iterator[tuple[list[tuple[bytes | None, int]], int]]:
+    """`([(line, its bytes with the end)], bytes read so far)` a block at a time, from where `file` stands; None in the
+    place of a line that is too long to be one."""
+    parts: list[bytes] = []  # of a line that has no end yet: joined once, or a long one would cost its square
+    kept = dropped = 0
+    while block := file.read(size):
+        *lines, rest = block.split(b"\n")
+        if lines and (parts or dropped):
+            lines[0] = b"".join([*parts, lines[0]])
+            parts, kept = [], 0
+        found: list[tuple[bytes | None, int]] = [(line, len(line) + 1) for line in lines]
+        if found and dropped:
+            found[0], dropped = (None, found[0][1] + dropped), 0
+        parts.append(rest)
+        kept += len(rest)
+        if kept > LONGEST_LINE:
+            parts, kept, dropped = [], 0, dropped + kept
+        yield found, file.tell()
 
 
 def row_of(line: bytes) -> dict[str, Any] | None:
