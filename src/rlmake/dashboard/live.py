@@ -1,5 +1,7 @@
 """What is in flight, from the files that the trace stream keeps while it is."""
 
+import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,7 @@ from rlmake.dashboard import confine, shape
 from rlmake.dashboard.confine import NotThere
 from rlmake.monitors.traces import layout, read
 
-MAX_HEAD = 1 << 20
+MAX_HEAD = 1 << 16
 NAME = re.compile(r"[0-9A-Za-z]{1,64}")
 MOST = 2000
 OWN = ("nodes", "calls", "errors", "pending", "etag", "head")  # not for a delta to set
@@ -18,30 +20,37 @@ OWN = ("nodes", "calls", "errors", "pending", "etag", "head")  # not for a delta
 def listed(root: Path, roots: Sequence[Path]) -> dict[str, Any]:
     """Traces and episodes in flight; `etag` changes when anything does."""
     rows, marks, torn = [], [], 0
-    for kind, place, pattern in (("live", layout.live(root), "*.jsonl"), ("pending", layout.pending(root), "*.json")):
+    for kind, place, suffix in (("live", layout.live(root), ".jsonl"), ("pending", layout.pending(root), ".json")):
         try:
-            paths = sorted(confine.target(place, roots).glob(pattern))[:MOST]
+            with os.scandir(confine.target(place, roots)) as entries:
+                found = sorted((one for one in entries if one.name.endswith(suffix)), key=lambda one: one.name)[:MOST]
         except OSError:
             continue
-        for path in paths:
+        for entry in found:
             try:
-                stat = confine.regular(path, roots)[1]
-                with confine.opened(path, roots) as file:
-                    head = read.row_of(file.readline(MAX_HEAD))
+                stat = entry.stat()
+                head = _head(entry.path, tuple(roots), stat.st_ino, stat.st_mtime_ns if kind == "pending" else 0)
             except FileNotFoundError:  # it has ended
                 continue
-            except OSError:
-                head = None
-            if head is None or not shape.fits(head, shape.Head):
+            except (OSError, read.Torn):
                 torn += 1
                 continue
-            marks.append((path.name, stat.st_size))
-            rows.append(
-                {"state": kind, "trace": path.stem if kind == "live" else None, "kind": head.get("kind"),
-                 "env": (head.get("env") or {}).get("name"), "group": (head.get("group") or {}).get("id"),
-                 "name": head.get("name"), "dispatch": head.get("dispatch"), "updated": stat.st_mtime}
-            )  # fmt: skip
+            marks.append((entry.name, stat.st_size))
+            trace = entry.name.removesuffix(suffix) if kind == "live" else None
+            rows.append({"state": kind, "trace": trace, **head, "updated": stat.st_mtime})
     return {"etag": f"{hash(tuple(marks)) & 0xFFFFFFFF:08x}", "traces": rows, "torn": torn}
+
+
+@functools.lru_cache(maxsize=2 * MOST)
+def _head(path: str, roots: tuple[Path, ...], _file: int, _written: int) -> dict[str, Any]:
+    """What the first line of a file says: pages ask every few seconds, and thousands may be in flight."""
+    with confine.opened(Path(path), roots) as file:
+        head = read.row_of(file.readline(MAX_HEAD))
+    if head is None:
+        raise read.Torn(path)
+    shape.checked(head, shape.Head, path)
+    env, group = (head.get("env") or {}).get("name"), (head.get("group") or {}).get("id")
+    return {"env": env, "group": group} | {key: head.get(key) for key in ("kind", "name", "dispatch")}
 
 
 def one(root: Path, trace: str, roots: Sequence[Path]) -> dict[str, Any]:
@@ -71,6 +80,6 @@ def one(root: Path, trace: str, roots: Sequence[Path]) -> dict[str, Any]:
         if "nodes" in row:
             found["pending"] = []
         if "pending" in row:
-            found["pending"] = row["pending"]
+            found["pending"] = row["pending"] or []
         found |= {key: value for key, value in (row.get("set") or {}).items() if key not in OWN}
     return {**found, "torn": tail.torn + lost}
