@@ -1,7 +1,9 @@
 """Traces of another shape, names that look like routes, and commands that address nothing."""
 
 import json
+import os
 import shutil
+from urllib.parse import quote
 
 import pytest
 from dashboard_runs import Made, record, work, write
@@ -46,6 +48,7 @@ def one(number=0, **node):
         ({"task": "x", "traces": []}, "$.task"), ({"traces": "x"}, "$.traces"), ({"traces": [1, 2]}, "$.traces[0]"),
         ({"traces": [{"rewards": [1]}]}, "rewards"), ({"traces": [{"agent": "x"}]}, "agent"),
         ({"traces": [{"calls": [{"usage": {"prompt_tokens": "x"}}]}]}, "prompt_tokens"), ({"errors": 3}, "$.errors"),
+        ({"errors": [None]}, "errors[0]"), (one(message={"tool_calls": [None]}), "tool_calls[0]"),
         ({"traces": [{"timing": "x"}]}, "timing"), ({"traces": [{"nodes": ["x", 3]}]}, "nodes[0]"),
     ],
 )  # fmt: skip
@@ -106,21 +109,20 @@ def test_a_stream_without_its_index_is_named(ask, outputs):
 def test_live_rows_of_another_shape_are_counted(ask, outputs):
     live = stream(outputs, "odd") / "live"
     write(
-        live / "abc.jsonl", '{"kind":"train","env":"x"}\n{"nodes":[{"message":{"content":"hey"}}]}\n{"links":[1]}\n3\n'
+        live / "abc.jsonl",
+        '{"kind":"train","env":"x"}\n{"nodes":[{"message":{"content":"hey"}}]}\n{"links":[1]}\n{"pending":"x"}\n3\n',
     )
     write(live / "pending/q.json", '{"kind":"train","env":{"name":"e"}}\n')
     found = ask("live", name="odd")
     assert found["torn"] == 1 and [row["env"] for row in found["traces"]] == ["e"]
     trace = ask("live/abc", name="odd")
-    assert len(trace["nodes"]) == 1 and trace["torn"] >= 2
+    assert len(trace["nodes"]) == 1 and trace["torn"] >= 3 and trace["pending"] == []
 
 
 @pytest.mark.parametrize(
     "name", ["a/episodes", "a/live", "series", "b/episodes/series", "new\nline", "n%2F#?x=1", "a b"]
 )
 def test_a_name_like_a_route_or_with_any_character_is_a_name(client, outputs, name):
-    from urllib.parse import quote
-
     Made(outputs / name).step(1).close()
     for shown in {quote(name), quote(name, safe="")}:
         for route in ("keys", "episodes", "episodes/series", "episodes/0", "episodes/0/tokens", "configs", "live"):
@@ -131,6 +133,16 @@ def test_a_name_like_a_route_or_with_any_character_is_a_name(client, outputs, na
         ]
         assert client.get(f"/api/runs/{shown}/nothing").status_code in (404, 422)
     assert client.get("/api/runs/none/keys").status_code == 404
+
+
+def test_a_name_of_bytes_that_are_no_text_is_shown_and_leads_to_its_run(client, outputs):
+    folder = os.fsencode(outputs) + b"/odd\xff\xfe/logs/attempt_1"
+    os.makedirs(folder)
+    with open(folder + b"/trainer.log", "w") as file:
+        file.write("hello\n")
+    (row,) = client.get("/api/runs").json()["runs"]
+    assert row["id"] == "odd\ufffd\ufffd" and row["error"] is None
+    assert client.get(f"/api/runs/{quote(row['id'])}/log", params={"file": "trainer.log"}).json()["text"] == "hello\n"
 
 
 def test_commands_address_what_is_there(client, run):

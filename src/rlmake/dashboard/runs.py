@@ -57,6 +57,7 @@ class Runs:
         for output in self.dirs:
             for folder, work in _below(output, output, 0):
                 name = folder.relative_to(output).as_posix() if folder != output else output.name
+                name = os.fsencode(name).decode("utf-8", "replace")  # bytes that are no text can be in no address
                 identity = name if seen.setdefault(name, output) == output else f"{output.name}:{name}"
                 if seen.setdefault(identity, output) != output:  # two output directories of one name
                     identity = f"{output.as_posix()}:{name}"

@@ -12,7 +12,7 @@ Place = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Message(msgspec.Struct):
-    tool_calls: list[Any] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class Link(msgspec.Struct):
@@ -54,12 +54,12 @@ class Trace(msgspec.Struct):
     rewards: dict[str, dict[str, Any] | None] | None = None
     metrics: dict[str, Any] | None = None
     timing: dict[str, Any] | None = None
-    errors: list[Any] | None = None
+    errors: list[dict[str, Any]] | None = None
 
 
 class Episode(msgspec.Struct):
     traces: list[Trace] | None = None
-    errors: list[Any] | None = None
+    errors: list[dict[str, Any]] | None = None
     task: dict[str, Any] | None = None
 
 
@@ -89,6 +89,7 @@ class Delta(msgspec.Struct):
     nodes: list[Node] | None = None
     calls: list[Call] | None = None
     errors: list[Any] | None = None
+    pending: list[dict[str, Any]] | None = None
     links: dict[str, list[Any]] | None = None
     set: dict[str, Any] | None = None
 
