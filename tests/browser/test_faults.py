@@ -1,6 +1,9 @@
 """What is damaged or single is said on the page: torn lines, one value, a rank's prefix, a broken expression."""
 
-from dashboard_runs import Made, write
+import shutil
+
+import pytest
+from dashboard_runs import Made, cite, configs, record, report, work, write
 
 LINES = {
     "trainer.log": "[rank0] 00:00:02 WARNING trainer waited\n[rank1] 00:00:04 INFO    trainer of rank one\n",
@@ -66,3 +69,64 @@ def test_a_broken_expression_is_said_where_it_is_seen(tab, outputs):
     page.fill("main [data-filter]", "^reward/(1|2)/")
     page.wait_for_function("() => document.querySelectorAll('.chart').length === 2")
     assert said.count() == 0
+
+
+def test_a_run_that_is_removed_and_a_server_that_is_silent_are_said(tab, outputs):
+    """The page keeps what it shows; the header says that it is no longer so."""
+    Made(outputs / "passing").step(1).step(2).close()
+    one = tab("?run=passing").see("reward").see("running")
+    shutil.rmtree(outputs / "passing")
+    one.see("not there")
+    one.page.route("**/api/**", lambda route: route.abort())
+    one.see("no answer")
+    one.page.unroute("**/api/**")
+    Made(outputs / "passing").step(1).close()
+    one.page.wait_for_function("() => document.querySelector('#top .pill')?.textContent === 'running'")
+    assert one.page.get_by_text("no answer").count() == 0
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["&tab=constructor", "&tab=traces&line=0&overlay=constructor", "&tab=traces&line=0&highlight=5",
+     "&tab=traces&line=0&highlight=[null,{}]", "&tab=traces&line=0&trace=x&branch=y&mode=toString",
+     "&tab=traces&sort=constructor&bins=x&offset=-5", "&tab=metrics&smooth=x&x=y", "&tab=logs&level=x&file=none"],
+)  # fmt: skip
+def test_an_address_with_nonsense_in_it_shows_the_run(tab, outputs, rest):
+    if not (outputs / "plain").exists():
+        Made(outputs / "plain").step(1).step(2).close()
+    one = tab(f"?run=plain{rest}").see("running")
+    one.page.wait_for_function("() => document.querySelector('main .view')?.textContent.length > 40")
+    assert one.page.locator("main .fault").count() == 0
+    one.clean()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_words_without_an_end_stay_in_their_place(tab, outputs, width):
+    name, long = "n" * 180, "word" * 60
+    if not (outputs / name).exists():
+        made = Made(outputs / name)
+        made.orch.log(1, {f"metric_{long}": 1.0, f"reward/{long}/mean": 1.0})
+        made.orch.log(2, {f"metric_{long}": 2.0, f"reward/{long}/mean": 2.0})
+        made.episode(work(1, 0, 1, env=long), record(prompt=long, reply=long, turns=3, error=long, ok=False))
+        made.close()
+        configs(made.run, 2, **{long: long}, model={"name": long})
+        write(made.run / "logs/attempt_2" / f"{long[:150]}.log", f"10:00:00 INFO {long * 9}\n")
+        report(made.run, "long.md", a=cite(episode=long, quote=long, note=long))
+        text = f"# {long}\n\n{long} `{long}`\n\n```\n{long}\n```\n\n|{long}|b|\n|-|-|\n|{long}|c|\n\n> - {long}\n"
+        write(made.run / "reports/wide.md", text)
+    places = [
+        "overview",
+        "metrics",
+        "config",
+        "config&attempt=2&against=1",
+        "traces",
+        "traces&line=0",
+        "logs",
+        "report",
+    ]
+    places += [f"traces&line=0&mode={mode}" for mode in ("timeline", "replay", "graph")] + ["report&report=wide.md"]
+    for place in places:
+        one = tab(f"?run={name}&tab={place}", width=width)
+        one.page.wait_for_function("() => document.querySelector('main .view')?.textContent.length > 200")
+        one.page.wait_for_timeout(200)
+        one.fits().clean()

@@ -6,14 +6,14 @@ import { go, href, onChange, RUN_TABS, where } from "./router.js";
 import { listen } from "./events.js";
 import { keys } from "./keys.js";
 
-const VIEWS = {
+const VIEWS = { __proto__: null,
   overview: () => import("./views/overview.js"), metrics: () => import("./views/metrics.js"), config: () => import("./views/config.js"),
   traces: () => { if (where().line !== undefined) import("./views/episode.js"); return import("./views/traces.js"); }, logs: () => import("./views/logs.js"), report: () => import("./views/report.js"),
   project: () => import("./views/project.js"), compare: () => import("./views/compare.js"),
 };
 const NAMES = { overview: "Overview", metrics: "Metrics", config: "Configs", traces: "Traces", logs: "Logs", report: "Reports" };
 const top = document.getElementById("top"), side = document.getElementById("side"), main = document.getElementById("main");
-export const state = { runs: [], loaded: false, filter: "" };
+export const state = { runs: [], loaded: false, lost: "", filter: "" };
 let scope = new AbortController(), drawn = "";
 const MISSING = "a run that is not there";
 
@@ -23,7 +23,7 @@ function header(place) {
     h("button", { class: "menu plain", "aria-label": "Runs", onclick: () => document.body.classList.toggle("side") }, "☰"),
     h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), h("span", {}, "rlmake")),
     h("div", { class: "where" }, place.run
-      ? [h("b", { title: place.run }, place.run), " ", run && pill(run.state, run.state), " ",
+      ? [h("b", { title: place.run }, place.run), " ", run ? pill(run.state, run.state) : state.loaded && pill("not there", "bad"), " ", state.lost && h("span", { class: "pill bad", title: state.lost }, "no answer"), " ",
         run && h("span", { class: "muted small wide" }, [run.type.toUpperCase(), steps(run, " of "), leaf(run.model), ago(run.updated)].filter(Boolean).join(" · "))]
       : place.view === "project" ? h("b", {}, "Experiments") : place.view === "compare" ? h("b", {}, "Compare runs") : null),
     h("button", { class: "plain", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: theme }, "◐"),
@@ -107,7 +107,7 @@ export function help() {
 async function refresh() {
   const first = !state.loaded;
   const found = await get("runs");
-  Object.assign(state, { runs: found.runs, dirs: found.dirs, loaded: true });
+  Object.assign(state, { runs: found.runs, dirs: found.dirs, loaded: true, lost: "" });
   const place = where();
   header(place);
   listRuns(place);
@@ -123,6 +123,7 @@ show(where());
 poll({ aborted: false }, 4000, async () => {
   try { await refresh(); } catch (error) {
     if (!state.loaded) fill(main, fault(error.message));
+    else { state.lost = error.message; header(where()); }
     throw error;
   }
 });

@@ -15,7 +15,7 @@ export async function show(main, place, scope) {
   const one = await ofRun(run, `episodes/${line}`, {}, scope);
   let trace = Number(place.trace || 0), branch = place.branch === undefined ? -1 : Number(place.branch), mode = MODES.some(([key]) => key === place.mode) ? place.mode : "transcript", overlay = OVERLAYS[place.overlay] ? place.overlay : "";
   let highlight = [];
-  try { highlight = place.highlight ? JSON.parse(place.highlight) : []; } catch { /* a broken link shows no marks */ }
+  try { highlight = place.highlight ? JSON.parse(place.highlight).filter((one) => typeof one?.quote === "string") : []; } catch { /* a broken link shows no marks */ }
   const keep = Object.fromEntries(Object.entries(where()).filter(([key]) => !["line", "episode", "trace", "branch", "highlight", "mode", "overlay"].includes(key)));
   let lines = [];
   try { lines = JSON.parse(sessionStorage.getItem(`lines ${run}`) || "[]"); } catch { /* none */ }

@@ -8,7 +8,7 @@ const tint = (rgb, share) => `rgb(${rgb} / ${Math.max(0, Math.min(1, share)) * 0
 const flag = (rgb) => (value) => (value ? tint(rgb, 0.6) : null);
 
 // name: [title, stream, colour(value, largest), explanation]
-export const OVERLAYS = {
+export const OVERLAYS = { __proto__: null,
   advantage: ["Advantage", "advantages", signed, "Credit of each sampled token: green above, red below the baseline."],
   entropy: ["Entropy", "entropies", (v, most) => (v === null || v === undefined ? null : tint("43 89 195", v / most)), "The trainer's entropy where the token was drawn."],
   mismatch: ["Mismatch", "mismatch", signed, "Trainer's minus sampler's log-probability."],

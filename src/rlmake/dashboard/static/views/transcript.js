@@ -13,7 +13,7 @@ export function places(text, quote, prefix = "", suffix = "") {
     flat += space ? " " : text[at];
     map.push(at);
   }
-  const squeeze = (part) => part.replace(/\s+/g, " ");
+  const squeeze = (part) => String(part).replace(/\s+/g, " ");
   const before = squeeze(prefix), core = squeeze(quote).trim(), whole = before + core + squeeze(suffix), found = [];
   if (!core) return found;
   for (let at = flat.indexOf(whole); at >= 0; at = flat.indexOf(whole, at + 1)) {
