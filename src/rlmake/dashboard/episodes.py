@@ -15,7 +15,7 @@ import numpy as np
 
 from rlmake.dashboard import confine, table
 from rlmake.dashboard.confine import NotThere
-from rlmake.dashboard.follow import Follower, head_start
+from rlmake.dashboard.follow import HEAD_START_SECONDS, LONG, Follower, head_start
 from rlmake.dashboard.table import IndexRow, Note, Query, Row, Table
 from rlmake.monitors.traces import layout
 from rlmake.monitors.traces.read import Torn
@@ -39,6 +39,7 @@ class Episodes:
         self._follow = {layout.index(root): Follower(layout.index(root), IndexRow, self.roots)}
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
+        self._resting = False  # whether the thread lets others go first
 
     def refresh(self, wait: float = 0.5) -> bool:
         """Take in what is new, in the background; wait at most `wait` seconds. Whether all is taken in."""
@@ -48,9 +49,11 @@ class Episodes:
             if thread is None or not thread.is_alive():
                 if not self._behind():
                     return True
+                self._resting = self._new_bytes() > LONG
                 thread = self._thread = threading.Thread(target=self._read, name="episodes", daemon=True)
                 thread.start()
-        thread.join(wait)
+        if not self._resting or wait > HEAD_START_SECONDS:
+            thread.join(wait)
         return not thread.is_alive()
 
     @property
@@ -98,8 +101,12 @@ class Episodes:
     def _behind(self) -> bool:
         return any((f := self._follower(*file)).size() != f.seen or f.anew() for file in self._files())
 
+    def _new_bytes(self) -> int:
+        return sum((f := self._follower(*file)).size() - f.offset for file in self._files())
+
     def _read(self) -> None:
-        head_start(sum(self._follower(*file).size() - self._follower(*file).offset for file in self._files()))
+        head_start(self._new_bytes())
+        self._resting = False
         for producer, path in self._files():
             follower = self._follower(producer, path)
             if follower.anew():  # the run was made again under its name
