@@ -50,9 +50,9 @@ export async function show(main, place, scope) {
     const head = h("tr", {}, COLUMNS.map(([key, text, kind]) => h("th", { class: kind || "", "aria-sort": sort === key ? (order === "desc" ? "descending" : "ascending") : null }, SORTABLE.has(key)
       ? h("button", { onclick: () => put({ sort: key, order: sort === key && order === "desc" ? "asc" : "desc" }) }, text, sort === key ? (order === "desc" ? " ↓" : " ↑") : "") : text)));
     const rows = answer.episodes.map((row) => h("tr", { class: "pick", data: { pick: "1" }, onclick: (event) => { if (!event.target.closest("button")) open(row.line); } },
-      h("td", { class: "num" }, row.step ?? "–"), h("td", {}, row.env || "–", row.kind === "eval" ? h("span", { class: "pill accent", style: { marginLeft: "6px" } }, "eval") : null),
+      h("td", { class: "num" }, row.step ?? "–"), h("td", { class: "name" }, row.env || "–", row.kind === "eval" ? h("span", { class: "pill accent", style: { marginLeft: "6px" } }, "eval") : null),
       h("td", {}, h("button", { class: "plain", style: { height: "18px" }, title: "Only this group", onclick: () => put({ group: row.group }) }, row.group.split("/").slice(-1)[0] || row.group)),
-      h("td", { class: "mono" }, h("a", { href: link(row.line) }, row.name.split("/").slice(-2).join("/"))),
+      h("td", { class: "mono name" }, h("a", { href: link(row.line) }, row.name.split("/").slice(-2).join("/"))),
       h("td", { class: "num" }, h("span", { class: "reward" }, row.reward === null ? "–" : number(row.reward, 3), h("i", {}, h("b", { style: { width: `${row.reward === null ? 0 : (100 * (row.reward - low)) / (high - low || 1)}%` } })))),
       h("td", { class: "num" }, row.advantage === null ? "–" : number(row.advantage, 3)), h("td", { class: "num" }, number(row.output_tokens)), h("td", { class: "num" }, number(row.input_tokens)),
       h("td", { class: "num" }, number(row.turns)), h("td", { class: "num" }, seconds(row.duration)),
