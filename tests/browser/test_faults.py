@@ -130,3 +130,23 @@ def test_words_without_an_end_stay_in_their_place(tab, outputs, width):
         one.page.wait_for_function("() => document.querySelector('main .view')?.textContent.length > 200")
         one.page.wait_for_timeout(200)
         one.fits().clean()
+        state, top = one.page.locator("#top .pill").bounding_box(), one.page.locator("#top").bounding_box()
+        assert state["x"] + state["width"] < top["width"], "its state stands behind a long name"
+    table = tab(f"?run={name}&tab=traces", width=width).see("Took").page.locator("main table")
+    assert table.bounding_box()["width"] < 2600
+
+
+@pytest.mark.parametrize("query", ["?run=many&tab=metrics&q=.", "?view=compare&q=.&runs=many"])
+def test_a_hundred_thousand_names_are_shown_a_page_at_a_time(tab, outputs, query):
+    if not (outputs / "many").exists():
+        made = Made(outputs / "many")
+        for step in (1, 2, 1, 7, -3):
+            made.orch.log(step, {f"metric/{n:06d}/mean": float(step) for n in range(100_000)})
+        made.close()
+    one = tab(query).see("metric/000000/mean").clean()
+    one.page.wait_for_function("() => document.querySelector('.chart .plot').plotted?.lines[0].x.join() === '-3,1,2,7'")
+    before = one.page.locator(".chart").count()
+    assert before <= 96
+    one.page.locator(".chart").nth(before - 1).scroll_into_view_if_needed()
+    one.page.wait_for_function(f"() => document.querySelectorAll('.chart').length > {before}")
+    assert one.page.locator(".chart").count() < 500

@@ -54,3 +54,16 @@ export function card(title, text, load, scope) {
   scope.addEventListener("abort", () => { stop(); unplot(place); });
   return self;
 }
+
+const PAGE = 48;
+
+// Cards of many names, `make(name)` each: the next ones are made when the last of these comes near.
+export function pages(grid, names, make, scope) {
+  grid.replaceChildren();
+  const more = (start) => {
+    const made = names.slice(start, start + PAGE).map(make), last = made[made.length - 1];
+    grid.append(...made);
+    if (start + PAGE < names.length) scope.addEventListener("abort", when(last, () => last.isConnected && more(start + PAGE)));
+  };
+  more(0);
+}

@@ -1,7 +1,7 @@
 // Several runs side by side: the same metrics in one chart, and where their configurations differ.
 
 import { ofRun, poll } from "../api.js";
-import { card, colour } from "../chart.js";
+import { card, colour, pages } from "../chart.js";
 import { empty, fault, fill, h, number, search, select } from "../dom.js";
 import { change, href } from "../router.js";
 import { fetcher } from "../series.js";
@@ -38,7 +38,7 @@ export async function show(main, place, scope) {
     let names = panels;
     if (pattern) { try { const test = new RegExp(pattern, "i"); names = keys.filter((key) => test.test(key)); fill(note); } catch (error) { return void fill(note, fault(`Not a regular expression: ${error.message}`)); } }
     cards = [];
-    fill(charts, names.map((key) => { const one = card(key, "", async (self) => { const lines = await Promise.all(chosen.map(async (run, at) => ({ name: run, colour: at, ...(await ask(run)(key)) }))); if (!scope.aborted) self.show(lines.filter((line) => line.value.length), options); }, scope); cards.push(one); return one.node; }));
+    pages(charts, names, (key) => { const one = card(key, "", async (self) => { const lines = await Promise.all(chosen.map(async (run, at) => ({ name: run, colour: at, ...(await ask(run)(key)) }))); if (!scope.aborted) self.show(lines.filter((line) => line.value.length), options); }, scope); cards.push(one); return one.node; }, scope);
   };
   const compare = async () => {
     const sides = await Promise.all(chosen.map(async (run) => {
