@@ -2,6 +2,7 @@
 
 import json
 import math
+import ssl
 from contextlib import asynccontextmanager
 
 import pytest
@@ -79,7 +80,7 @@ async def test_alphabet_sort_takes_all_its_turns_in_one_branch(tmp_path, tokeniz
     assert trace.num_turns == 3 and sum(branch.sampled_mask) == len(branch.logprobs) - branch.logprobs.count(0.0)
 
 
-async def test_phone_book_calls_its_tool_over_mcp(tmp_path, tokenizer, tokenizer_dir):
+async def test_phone_book_calls_its_tool_over_mcp(tmp_path, tokenizer, tokenizer_dir, monkeypatch):
     name = "Ada Fox"
     prompts = []
 
@@ -91,9 +92,14 @@ async def test_phone_book_calls_its_tool_over_mcp(tmp_path, tokenizer, tokenizer
 
     rows = [{"id": n, "name": n, "prompt": phone_book.QUESTIONS[0].format(n)} for n in (name, "Ben Fox")]
     env = {"taskset": {"id": "phone-book", "path": written(tmp_path, rows)}}
+    read, made = ssl.create_default_context, []
+    monkeypatch.setattr(ssl, "create_default_context", lambda *args, **kw: made.append(1) or read(*args, **kw))
     async with playing(env, tokenizer, tokenizer_dir, reply) as (tasks, play):
+        await play(tasks[0])
+        made.clear()
         (trace,) = (await play(tasks[0])).traces
         other = (await play(tasks[1])).traces[0]
+    assert not made  # the system's certificates are read once, not for every episode
     assert [node.message.role for node in trace.nodes] == ["user", "assistant", "tool", "assistant"]
     assert trace.nodes[2].message.content == phone_book.look_up(name) != "not found"
     assert trace.last_reply == phone_book.number_of(name)

@@ -5,10 +5,13 @@ or names no tool, is answered with the reason, for the model to see. The turns e
 with `max_tool_turns`.
 """
 
+import functools
 import json
+import ssl
 from contextlib import AsyncExitStack
 from typing import Any
 
+import httpx2
 import verifiers.v1 as vf
 from pydantic import Field
 
@@ -50,6 +53,17 @@ class InprocTools(vf.Harness[InprocToolsConfig]):
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Read once a process: for each connection anew, as the client does by itself, it was half of an episode's CPU."""
+    return httpx2.create_ssl_context()
+
+
+def _http() -> httpx2.AsyncClient:
+    """What `mcp` makes for a URL, but for the certificates."""
+    return httpx2.AsyncClient(follow_redirects=True, timeout=httpx2.Timeout(30.0, read=300.0), verify=_certificates())
+
+
 class Tools:
     """The tools of all servers of an episode. Connections end with `stack`."""
 
@@ -60,9 +74,11 @@ class Tools:
     async def connect(self, urls: dict[str, str]) -> None:
         """Ask every server what it has. A name that two of them have is a fault of the taskset."""
         from mcp import Client
+        from mcp.client.streamable_http import streamable_http_client
 
         for server, url in urls.items():
-            client = await self._stack.enter_async_context(Client(url))
+            http = await self._stack.enter_async_context(_http())
+            client = await self._stack.enter_async_context(Client(streamable_http_client(url, http_client=http)))
             for tool in (await client.list_tools()).tools:
                 name = f"{server}_{tool.name}" if server else tool.name
                 if name in self._clients:
