@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -65,6 +66,11 @@ def test_a_real_server_serves_the_page_and_ends_at_once(tmp_path):
             assert b"<title>rlmake dashboard" in answer.read()
         with urllib.request.urlopen(f"{url}/static/plot.js", timeout=20) as answer:
             assert b"export function plot" in answer.read()
+        with urllib.request.urlopen(f"{url}/?highlight={'x' * 900_000}", timeout=20) as answer:
+            assert answer.status == 200, "the address of a command with long quotes"
+        post = urllib.request.Request(f"{url}/api/view", b" " * (4 << 20), {"content-type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError, match="413"):  # which the client sees, it is no broken connection
+            urllib.request.urlopen(post, timeout=20)
         with urllib.request.urlopen(f"{url}/api/view/events", timeout=20) as events:
             assert events.readline().startswith(b"retry")
             start = time.monotonic()

@@ -30,6 +30,7 @@ def post(client, body, **headers):
         ({"run": "demo", "report": "none.md"}, 404, "not there"),
         ({"run": "demo", "report": "../x.md"}, 404, "not there"), (EPISODE | {"highlight": "x"}, 400, "a list of at"),
         (EPISODE | {"highlight": [{}] * 51}, 400, "a list of at most"),
+        (EPISODE | {"highlight": [{"node": 0, "quote": "日" * 3300}] * 50}, 400, "1000000 at most"),
         (EPISODE | {"highlight": [{"node": 0, "quote": " "}]}, 400, "highlight.0.quote"),
         (EPISODE | {"highlight": [{"node": 44, "quote": "a"}]}, 404, "has 3 messages"),
         (EPISODE | {"highlight": [{"node": True, "quote": "a"}]}, 400, "highlight.0.node"),

@@ -20,7 +20,7 @@ from rlmake.dashboard.table import Row
 from rlmake.dashboard.tokenizer import of_run
 from rlmake.monitors.traces import read, records
 
-MAX_BODY = 1 << 20
+MAX_BODY, FORGOTTEN = 1 << 20, 16 << 20  # bytes that are taken, and that are read to be refused
 
 
 def episode_routes(app: FastAPI, state: State) -> None:
@@ -196,12 +196,13 @@ def view_routes(app: FastAPI, state: State) -> None:
             raise view.Refused("not JSON") from None
         command = view.validated(given)
         await run_in_threadpool(resolve, state, command)
+        url = view.address(command)
         event = state.hub.send(command)
         answer = {
             "seq": event["seq"],
             "clients": state.hub.clients,
             "line": command.get("line"),
-            "url": view.address(command),
+            "url": url,
         }
         if not state.hub.clients:
             fault = "no page is open; the command is kept for the next one that opens"
@@ -218,15 +219,17 @@ def view_routes(app: FastAPI, state: State) -> None:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body. Raises `Refused` for one that is too large, before more of it is read than that."""
+    """The body. Raises `Refused` for one that is too large: of a very large one, or of one whose length is not told,
+    no more is read than that; a client that still sends might not see the answer."""
     told = request.headers.get("content-length", "")
-    body = bytearray()
-    if not (told.isdecimal() and int(told[:20]) > MAX_BODY):
+    length, body = int(told[:20]) if told.isdecimal() else None, bytearray()
+    if length is None or length <= FORGOTTEN:
         async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY:
+            if len(body) <= MAX_BODY:
+                body += part
+            elif length is None:
                 break
-        else:
+        if len(body) <= MAX_BODY:
             return bytes(body)
     raise view.Refused(f"the command is too large: at most {MAX_BODY} bytes", 413)
 

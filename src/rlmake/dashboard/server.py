@@ -11,7 +11,7 @@ import uvicorn
 from setproctitle import setproctitle
 
 from rlmake.core.errors import UserError
-from rlmake.dashboard.view import Hub
+from rlmake.dashboard.view import LONGEST, Hub
 
 PORT, NEXT = 7788, 99
 DEFAULT_DIR = "outputs"
@@ -99,7 +99,13 @@ def main(
     if args.host not in ("127.0.0.1", "::1", "localhost"):
         print("warning: it answers other machines too, without asking who they are", file=sys.stderr)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, server_header=False
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        server_header=False,
+        http="h11",
+        h11_max_incomplete_event_size=2 * LONGEST,  # an address with highlights is asked for again on reload
     )
     Server(config, app.state.dashboard.hub).run(sockets=[bound])
     return 0

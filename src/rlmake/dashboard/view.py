@@ -16,6 +16,7 @@ TABS = ("overview", "metrics", "config", "traces", "logs", "report")
 KEYS = ("run", "tab", "step", "kind", "subset", "episode", "line", "trace", "branch", "report", "highlight")
 HIGHLIGHT_KEYS = ("node", "quote", "prefix", "suffix", "reason", "field")
 MOST = 1 << 53  # the largest whole number that a page holds exactly
+LONGEST = 1_000_000  # characters of an address: browsers take two million
 MOST_HIGHLIGHTS, QUEUE, PING_SECONDS, RETRY_MS = 50, 32, 15.0, 2000
 
 
@@ -88,11 +89,15 @@ def _highlights(command: dict[str, Any]) -> None:
 
 
 def address(command: Mapping[str, Any]) -> str:
-    """The command as a deep link, without the host."""
+    """The command as a deep link, without the host. Raises `Refused` for one that is longer than browsers take."""
     pairs = {key: value for key, value in command.items() if key not in ("highlight", "seq", "ts", "replayed")}
     if "highlight" in command:
         pairs["highlight"] = msgspec.json.encode(command["highlight"]).decode()
-    return "/?" + urlencode(pairs)
+    if len(found := "/?" + urlencode(pairs)) > LONGEST:
+        raise Refused(
+            f"highlight: the address would have {len(found)} characters, {LONGEST} at most; shorten the quotes"
+        )
+    return found
 
 
 class Hub:
