@@ -70,7 +70,8 @@ def rlmake(model: Path, root: Path, args: argparse.Namespace) -> dict:
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError((done.stdout + done.stderr)[-4000:])
-    rows = [row for row in read(run) if row.step > WARM_UP]
+    (folder,) = run.iterdir()
+    rows = [row for row in read(folder) if row.step > WARM_UP]
     steps = [row.metrics for row in rows if row.producer == "trainer" and "time/step" in row.metrics]
     batches = [row.metrics for row in rows if row.producer == "orch" and "seq_len/all/mean" in row.metrics]
     seconds = sum(step["time/step"] for step in steps) / len(steps)
