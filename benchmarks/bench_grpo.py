@@ -49,7 +49,7 @@ def rlmake(model: Path, root: Path, args: argparse.Namespace) -> dict:
         "model.name": model, "max_steps": args.steps, "seq_len": args.seq, "output_dir": run,
         **{f"deployment.{key}": value for key, value in place.items()},
         **{f"inference.{key}": value for key, value in engine.items()},
-        "inference.vllm.max_model_len": args.reply + 128,
+        "inference.vllm.max_model_len": args.reply + 256,
         "orchestrator.batch_size": args.batch, "orchestrator.train.group_size": args.group,
         "orchestrator.train.sampling.max_completion_tokens": args.reply,
         "orchestrator.renderer.name": "custom",
@@ -95,7 +95,7 @@ def trl(model: Path, root: Path, args: argparse.Namespace) -> dict:
     server_env = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
     command = [
         args.python, "-m", "trl.scripts.vllm_serve", "--model", model, "--port", "8123", "--gpu_memory_utilization",
-        "0.6", "--max_model_len", str(args.reply + 128), "--dtype", "bfloat16",
+        "0.6", "--max_model_len", str(args.reply + 256), "--dtype", "bfloat16",
     ]  # fmt: skip
     begun = time.perf_counter()
     with open(root / "serve.log", "w") as log:
