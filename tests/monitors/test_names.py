@@ -1,5 +1,8 @@
 """The list of metric names: each pattern is found again, and nothing is listed twice."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from rlmake.monitors import names
@@ -45,3 +48,13 @@ def test_placeholders_are_filled():
     assert names.expand(names.find("reward/math/mean"), ["math"]) == ["reward/all/mean", "reward/math/mean"]
     assert names.find("no/such/name") is None
     assert names.find("time/step", "trainer").producer == "trainer"
+
+
+SFT = {"val/loss"}  # the list is that of an RL run
+
+
+def test_the_runbook_names_what_there_is():
+    text = (Path(__file__).parents[2] / "docs/runbooks/watch.md").read_text()
+    told = {name.replace("<env>", "c") for name in re.findall(r"`([a-z]\w*/[\w/<>]+)`", text)}
+    told = {name for name in told if not name.startswith(("logs/", "outputs/"))}
+    assert len(told) > 15 and {name for name in told - SFT if names.find(name) is None} == set()

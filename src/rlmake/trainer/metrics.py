@@ -1,8 +1,10 @@
 """Numbers about a step, named as on the page: statistics over tokens, times, throughput, memory."""
 
+import os
 import time
 from collections import defaultdict, deque
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -54,6 +56,18 @@ def performance(rate: float, flops_per_token: float, peak: float | None, world: 
 
         found["perf/peak_memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return found
+
+
+def ckpt_disk(folder: Path) -> dict[str, float]:
+    """`system/ckpt_disk_*`: room on the disk of `folder`; nothing for one that can't be asked."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return {}
+    gib = stat.f_frsize / 2**30
+    found = {"free_gib": stat.f_bavail * gib, "used_gib": (stat.f_blocks - stat.f_bfree) * gib}
+    found |= {"total_gib": stat.f_blocks * gib, "free_ratio": stat.f_bavail / max(stat.f_blocks, 1)}
+    return {f"system/ckpt_disk_{name}": value for name, value in found.items()}
 
 
 class TokenStatistics:

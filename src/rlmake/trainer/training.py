@@ -21,7 +21,7 @@ from rlmake.trainer import checkpoint, gradients, optim, rng, schedule
 from rlmake.trainer.experts import RouterStatistics
 from rlmake.trainer.families import plan_of
 from rlmake.trainer.ledger import Ledger
-from rlmake.trainer.metrics import Clock
+from rlmake.trainer.metrics import Clock, ckpt_disk
 from rlmake.trainer.parallel import parallelise
 from rlmake.trainer.policy import make_policy
 from rlmake.trainer.saver import Saver
@@ -160,7 +160,7 @@ class Training:
         if self.checkpoint_due(leaving):
             with self.clock.measure("save_ckpt"):
                 self.save(extra(), halves)
-            monitors.log(self.step, self.clock.take())
+            monitors.log(self.step, self.clock.take() | ckpt_disk(step_dir(self.ctx.run_dir, self.step).parent))
         if leaving and not self.done():
             self.saver.wait()
             logger.info(f"saved step {self.step} and leaving, as asked")
