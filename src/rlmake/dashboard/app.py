@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
-from fastapi.responses import FileResponse
 from starlette.responses import Response
 
 from rlmake.dashboard import files, reports, view
@@ -163,15 +162,16 @@ def page_routes(app: FastAPI) -> None:
     fresh = {"cache-control": "no-cache"}
 
     @app.get("/static/{name:path}")
-    def static(name: str) -> FileResponse:
+    def static(name: str) -> Response:
         if not re.fullmatch(r"[a-z_/]+\.(js|css|svg)", name):
             raise NotThere(name)
-        return FileResponse(inside(STATIC, name, (STATIC.resolve(),)), headers=fresh)
+        kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}[name.rpartition(".")[2]]
+        return Response(inside(STATIC, name, (STATIC.resolve(),)).read_bytes(), media_type=kind, headers=fresh)
 
     @app.get("/api/{rest:path}")
     def unknown(rest: str) -> Response:
         return reply({"error": f"no such route: /api/{rest}"}, 404)
 
     @app.get("/")
-    def page() -> FileResponse:
-        return FileResponse(STATIC / "index.html", headers=fresh)
+    def page() -> Response:
+        return Response((STATIC / "index.html").read_bytes(), media_type="text/html", headers=fresh)

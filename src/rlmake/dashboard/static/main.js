@@ -17,11 +17,12 @@ export const state = { runs: [], loaded: false, lost: "", filter: "" };
 let scope = new AbortController(), drawn = "";
 const MISSING = "a run that is not there";
 
+const brand = h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), h("span", {}, "rlmake"));  // one, or its picture is fetched each time
 function header(place) {
   const run = state.runs.find((one) => one.id === place.run);
   fill(top,
     h("button", { class: "menu plain", "aria-label": "Runs", onclick: () => document.body.classList.toggle("side") }, "☰"),
-    h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), h("span", {}, "rlmake")),
+    brand,
     h("div", { class: "where" }, place.run
       ? [h("b", { title: place.run }, place.run), " ", run ? pill(run.state, run.state) : state.loaded && pill("not there", "bad"), " ", state.lost && h("span", { class: "pill bad", title: state.lost }, "no answer"), " ",
         run && h("span", { class: "muted small wide" }, [run.type.toUpperCase(), steps(run, " of "), leaf(run.model), ago(run.updated)].filter(Boolean).join(" · "))]
