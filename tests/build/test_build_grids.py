@@ -47,6 +47,13 @@ def steps(project, prefix: str) -> dict[tuple[str, str], int]:
     return found
 
 
+def together() -> set[str]:
+    """The files of the grid that are published, all of one report."""
+    links = [path for path in Path(REPORT).parent.iterdir() if path.is_symlink()]
+    assert len({os.path.dirname(os.readlink(path)) for path in links}) == 1
+    return {path.name for path in links}
+
+
 def killed(project, when: int) -> None:
     """Build the grid's report and kill everything with SIGKILL once `when` cells have made a step."""
     driver = project.start("-c", "2", REPORT, "--quiet", "all", TOY_SECONDS="0.2", alone=True)
@@ -63,7 +70,8 @@ def test_twelve_ablations_on_one_parent_killed_twice(project):
     project.write("abl/lr.toml", GRID)
     killed(project, 3)
     killed(project, 7)
-    project.build(REPORT, "outputs/abl/lr/results.csv", "outputs/abl/lr/results.json")
+    project.build(REPORT)
+    assert together() == {"report.html", "results.csv", "results.json"}
     assert set(steps(project, "t/sft").values()) == {1}, "the parent is trained once"
     trained = steps(project, "abl/lr/")
     assert len({run for run, _ in trained}) == 12 and len(trained) == 12 * 4
@@ -113,16 +121,24 @@ def test_failed_and_missing_cells_are_shown(project):
     with pytest.raises(UserError, match=r"2 jobs are to be done first.*--allow-missing"):
         verbs.load("report")(["abl/lr"])
     assert project.plan(REPORT, allow_missing=1) == {"grid": 1, "publish_report": 1}
-    code, output = project.snakemake("-c", "2", REPORT, results, "--config", "allow_missing=1")
-    assert code == 0, output
+    assert verbs.load("report")(["abl/lr", "--allow-missing"]) == 0
+    half = together()
     found = {cell["name"]: cell for cell in json.loads(Path(results).read_text())["cells"]}
     states = [cell["state"] for cell in found.values()]
     assert states == ["missing", "missing", "done", "failed"]
     assert "diverged at step 3: loss nan" in found["lr=3e-5,group_size=4,seed=1"]["why"]
     assert "diverged at step 3" in Path(REPORT).read_text()
-    done = [line for line in project.build(REPORT, results) if line.startswith("train")]
+    done = [line for line in project.build(REPORT) if line.startswith("train")]
     assert len(done) == 2, "the report is made anew when its missing cells are there"
+    assert together() == half == {"report.html", "results.csv", "results.json"}
     assert [cell["state"] for cell in json.loads(Path(results).read_text())["cells"]] == ["done"] * 3 + ["failed"]
+    Path(results).unlink()
+    assert project.plan(REPORT) == {"publish_report": 1}
+    project.build(REPORT)
+    assert together() == half and project.plan(REPORT, results) == {}
+    Path(results).unlink()
+    Path(results).write_text("mine")
+    assert "results.json is a real file" in project.refused(REPORT)[0]
 
 
 def test_parity_of_trainer_and_engine(project):

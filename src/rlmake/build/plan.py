@@ -96,8 +96,9 @@ def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False)
             target = registry.target(path)
             if target.inside:
                 raise UserError(f"{path}: ask for the whole artefact, {target.path}")
-            if why := publish.obstacle(path, clear):
-                raise UserError(why)
+            for link in registry.links(target) if target.kind == "grid" else [path]:
+                if why := publish.obstacle(link, clear):
+                    raise UserError(why)
             artefact = registry.artefact(target)
             if failed := registry.failure(artefact):
                 run, why = failed
@@ -116,8 +117,9 @@ def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False)
         link = target.path
         walk.found.links[link] = artefact
         if os.path.islink(link):
-            if not publish.points(link, registry.place(target)):
-                walk.found.stale[link] = "the link points elsewhere"
+            if apart := [one for one, to in registry.links(target).items() if not publish.points(one, to)]:
+                beside = "" if link in apart else f" of {apart[0].rpartition('/')[2]} beside it"
+                walk.found.stale[link] = f"the link{beside} points elsewhere"
             elif not os.path.isfile(artefact.output):
                 walk.found.stale[link] = "there is no manifest behind the link"
     if faults:
@@ -221,7 +223,8 @@ def unpublished(registry: Registry, found: Needs) -> list[Target]:
     """The targets whose link is to be made."""
     targets = []
     for target in found.targets:
-        there = os.path.isfile(found.links[target.path].output) and publish.points(target.path, registry.place(target))
+        there = os.path.isfile(found.links[target.path].output)
+        there = there and all(publish.points(link, to) for link, to in registry.links(target).items())
         if not there or not os.path.exists(target.path):  # a link to a file that was lost counts as missing
             targets.append(target)
     return targets

@@ -219,18 +219,20 @@ class Driver(Jobs):
         def inputs(wildcards: Any) -> list[str]:
             target = self._target(leaf, wildcards)
             artefact = self.registry.artefact(target)
-            if os.path.isfile(artefact.output) and publish.points(target.path, self.registry.place(target)):
+            links = self.registry.links(target)
+            if os.path.isfile(artefact.output) and all(publish.points(link, to) for link, to in links.items()):
                 return []
             return [self.needs.source(artefact)]
 
         return of_wildcards(inputs)
 
     def link(self, leaf: str) -> Callable[[Any], str]:
-        """Parameter of a publishing rule: `<link> <destination>` as hex digits."""
+        """Parameter of a publishing rule: `<link> <destination>` as hex digits, of all that is published with it."""
 
         def arguments(wildcards: Any) -> str:
             target = self._target(leaf, wildcards)
-            return f"{publish.encode(target.path)} {publish.encode(self.registry.place(target).as_posix())}"
+            pairs = self.registry.links(target).items()
+            return " ".join(f"{publish.encode(link)} {publish.encode(to.as_posix())}" for link, to in pairs)
 
         return of_wildcards(arguments)
 

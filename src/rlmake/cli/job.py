@@ -1,4 +1,4 @@
-"""`python -m rlmake.cli.job <stage> <fingerprint> [<step>]`, `… publish <link> <destination>`: what rules call.
+"""`python -m rlmake.cli.job <stage> <fingerprint> [<step>]`, `… publish <link> <destination> …`: what rules call.
 
 Making a link must cost next to nothing, so all that real work needs is imported for real work only.
 """
@@ -17,11 +17,12 @@ def main() -> int | None:
     stage, *arguments = sys.argv[1:]
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "save and leave" is for a training, once it is one
     if stage == "publish":
-        link, to = (Path(publish.decode(text)) for text in arguments)
-        publish.publish(link, to)
+        paths = [Path(publish.decode(text)) for text in arguments]
+        for link, to in zip(paths[::2], paths[1::2], strict=True):
+            publish.publish(link, to)
         from rlmake.build import card
 
-        if (artefact := card.locate(to)) is not None:
+        if (artefact := card.locate(paths[-1])) is not None:
             card.publish(artefact)
     else:
         from rlmake.cli.stages import STAGES
