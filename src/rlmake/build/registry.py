@@ -237,7 +237,8 @@ class Registry:
         """Link → what it points to, of all that is published with a target: the files of a grid are so together."""
         if target.kind != "grid":
             return {target.path: self.place(target)}
-        return {one.path: self.place(one) for one in (Target(target.run, "grid", rest=leaf) for leaf in names.GRID_FILES)}
+        files = (Target(target.run, "grid", rest=leaf) for leaf in names.GRID_FILES)
+        return {file.path: self.place(file) for file in files}
 
     def evaluation(self, suite_name: str, run_name: str, step: int | None = None) -> Work:
         """Identity of the evaluation of a run's weights (of `step`, or the last) by a suite."""
