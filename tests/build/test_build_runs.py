@@ -185,6 +185,27 @@ def test_diverged_is_not_tried_again(project):
     assert project.plan(target) == {}
 
 
+def test_a_second_driver_that_waited_does_not_repeat_a_diverged_training(project):
+    target = "outputs/t/sft/weights"
+    env = {"TOY_GATE": "t/sft 2", "TOY_DIVERGE": "t/sft 2"}
+    first = project.start("-c", "2", target, **env)
+    try:
+        while first.poll() is None and "step t/sft 2" not in project.log():
+            time.sleep(0.05)
+        second = project.start("-c", "2", target, **env)
+        said = ""
+        while second.poll() is None and "waiting for it" not in said:
+            said += second.stdout.readline()
+        project.go()
+        said += second.communicate(timeout=900)[0]
+        first.communicate(timeout=900)
+    finally:
+        first.kill()
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert "waiting for it" in said and "t/sft diverged at step 2: loss nan; it is not tried again" in said
+    assert [line for line in project.log() if line.startswith("step")] == ["step t/sft 1", "step t/sft 2"]
+
+
 def test_a_started_job_trains_what_was_planned(project):
     """Jobs read specifications only: the experiment file is broken and gone while the first job runs."""
     process = project.start("-c", "2", "outputs/t/sft/weights", TOY_SECONDS="0.1")
