@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import card, failure, store
+from rlmake.build import card, store
 from rlmake.build.lease import Lease
 from rlmake.build.store import Artefact
 from rlmake.cli.making import command, held, manifest, name_of, now, once, placed, replaced, spent
-from rlmake.core.errors import RunFailed, UserError, nearest
+from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import read_json
 
 
@@ -59,10 +59,10 @@ def train(fingerprint: str, step: str) -> None:
     steps = sorted({s for s in spec["steps"] if s <= last} | {last})
     wanted = [Artefact("train", fingerprint, "checkpoint", s) for s in steps]
     folder = wanted[0].folder
-    if noted := failure.read(folder):
-        raise RunFailed(f"{name_of(spec)} {failure.describe(noted)}; it is not tried again until it is changed")
+    training.refuse_failed(folder, name_of(spec))
     with held(folder, lambda: all(store.finished(one) for one in wanted)) as lease:
         if lease is not None:
+            training.refuse_failed(folder, name_of(spec))  # one that was waited for may have diverged meanwhile
             spent(folder, lease.inherited)
         for artefact in wanted:
             if lease is None or store.finished(artefact):

@@ -49,6 +49,12 @@ def to_step(
     return {key: record[key] for key in ("policy_version", "world_size", "ledger", "attempt")}
 
 
+def refuse_failed(folder: Path, name: str) -> None:
+    """Raise `RunDiverged` where it is on record that this training failed for good."""
+    if noted := failure.read(folder):
+        raise RunDiverged(f"{name} {failure.describe(noted)}; it is not tried again until it is changed")
+
+
 def checkpoint_files(folder: Path) -> list[dict[str, Any]]:
     """`[{path, size, blake3}]` of a complete checkpoint; the hashes of its halves are those of its own record."""
     rows = [{key: entry[key] for key in ("path", "size", "blake3")} for entry in checkpoint.read(folder)["files"]]
