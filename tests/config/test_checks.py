@@ -61,6 +61,13 @@ RL = [
     ({"run": {"name": "a"}, "trainer": {"run": {"name": "b"}}}, "trainer.run.name: 'b' contradicts run.name = 'a'"),
     # transport
     ({"trainer": {"rollout_transport": {"type": "zmq"}}}, "orchestrator.rollout_transport.type: 'filesystem' contradicts"),
+    ({"trainer": {"rollout_transport": {"type": "zmq", "port": 6000}}, "orchestrator__rollout_transport": {"type": "zmq", "port": 7000}},
+     "orchestrator.rollout_transport.port: 7000 contradicts trainer.rollout_transport.port = 6000"),
+    ({"trainer": {"rollout_transport": {"type": "zmq"}}, "orchestrator__rollout_transport": {"type": "zmq", "host": "h"}},
+     "orchestrator.rollout_transport.host: 'h' contradicts trainer.rollout_transport.host = 'localhost'"),
+    ({"orchestrator__model": {"lora": {"name": "zzz"}}}, "orchestrator.model.lora: needs trainer.model.lora"),
+    ({"orchestrator__model": {"lora": {"name": "zzz"}}, "trainer": {"model": {"lora": {}}}},
+     "orchestrator.model.lora.name: 'zzz' contradicts trainer.model.lora = 'r16-a32'"),
     ({"inference": {"server": {"port": 8000}}, "orchestrator__model": {"client": {"base_url": "http://localhost:8001/v1"}}},
      "orchestrator.model.client.base_url: port 8001 contradicts inference.server.port = 8000"),
     # batches, groups, concurrency
@@ -100,6 +107,10 @@ RL = [
     ({"orchestrator__train__algo": {"sampling": {"source": FROZEN}}}, "orchestrator.train.algo.sampling.source: 'grpo' must sample from the live policy"),
     ({"orchestrator__train__algo": {"type": "opd", "teacher": FROZEN, "sampling": {"source": FROZEN}}},
      "orchestrator.train.algo.sampling.source: 'opd' must sample from the live policy"),
+    *(({"orchestrator__train__algo": {**algo, "sampling": {"source": FROZEN}}},
+       f"orchestrator.train.algo.sampling.source: '{algo['type']}' must sample from the live policy")
+      for algo in ({"type": "max_rl"}, {"type": "rae"}, {"type": "echo"}, {"type": "opsd"},
+                   {"type": "hierarchical_grpo", "episode_agents": ["solver"]})),
     ({"orchestrator__train__algo": {"type": "opd"}}, "orchestrator.train.algo.teacher: is needed"),
     ({"orchestrator__train__algo": {"type": "rae", "decay": 1.0}}, "orchestrator.train.algo.decay: must be < 1, not 1.0"),
     ({"orchestrator__train__algo": {"type": "hierarchical_grpo", "episode_agents": []}}, "orchestrator.train.algo.episode_agents: needs at least 1"),
@@ -134,7 +145,26 @@ RL = [
     ({"log": {"level": "loud"}}, "log.level: expected"),
 ]  # fmt: skip
 
+MORE_NODES = {"type": "multi_node", "num_train_nodes": 1}
+EVAL = {"inference": {}, "eval": {"source": [SOURCE]}}
 SFT = [
+    # ranks and engines
+    ({"deployment": {**GPUS, "num_train_gpus": 3}, "model__cp": 2}, "model.cp: 2 does not divide the trainer's 3 ranks"),
+    ({"deployment": {**GPUS, "num_train_gpus": 3}, "model__dp_replicate": 2}, "model.dp_replicate: 2 does not divide the trainer's 3 ranks"),
+    ({"deployment": {**GPUS, "num_train_gpus": 4}, "model__dp_replicate": 2, "model__cp": 4}, "model.cp: 4 does not divide the trainer's 2 ranks of a copy"),
+    ({"deployment": {**CPU, "num_train_ranks": 2}, "model__cp": 2}, "model.attn: 'exact' knows no model.cp above 1"),
+    ({**EVAL, "deployment": {"num_infer_gpus": 3}, "inference": {"vllm": {"tensor_parallel_size": 2}}},
+     "deployment.num_infer_gpus: 3 is not a multiple of inference.vllm.tensor_parallel_size = 2"),
+    # evaluations
+    ({"eval": {"source": [SOURCE]}}, "eval: needs [inference]"),
+    ({"eval": {"source": [SOURCE]}, "slurm": {}, "deployment": MORE_NODES}, "eval: needs [inference]"),
+    ({**EVAL, "eval": {}}, "eval.source: needs at least one source"),
+    ({**EVAL, "eval": {"source": [source(name="all")]}}, "eval.source.0.name: 'all' is reserved"),
+    ({**EVAL, "eval": {"source": [SOURCE, SOURCE]}}, "eval.source.1.name: 'reverse-text' is also the name of source 0"),
+    ({**EVAL, "inference": {"deployment": {"type": "multi_node"}, "slurm": {}}}, "inference.deployment.type: belongs to the root's [deployment]"),
+    ({**EVAL, "weight_broadcast": {"type": "nccl"}, "model__lora": {}}, "weight_broadcast.type: 'nccl' does not work with model.lora"),
+    ({**EVAL, "deployment": {"num_infer_gpus": 2}, "inference": {"vllm": {"enable_eplb": True}}}, "inference.vllm.enable_eplb: moves experts"),
+    # data, model, renderer, schedule
     ({"data": {"name": "x", "batch_size": 30, "micro_batch_size": 4}}, "data.batch_size: 30 is not a multiple of ranks × micro_batch_size = 4"),
     ({"deployment": {**CPU, "num_train_ranks": 3}}, "data.batch_size: 64 is not a multiple of ranks × micro_batch_size = 3"),
     ({"renderer": ...}, "renderer.name: 'auto' knows hub ids only, not 'outputs/a/model/weights': name the renderer"),
@@ -156,6 +186,8 @@ OTHERS = [
     ("TrainerConfig", {"model": {"fsdp_cpu_offload": True, "optim_cpu_offload": True}}, "model.optim_cpu_offload: excludes fsdp_cpu_offload"),
     ("TrainerConfig", {"optim": {"type": "muon"}, "model": {"fsdp_cpu_offload": True}}, "model.fsdp_cpu_offload: does not work with muon"),
     ("TrainerConfig", {"trace_path": "t", "max_steps": 10}, "trace_path: needs max_steps below 10"),
+    ("TrainerConfig", {"device": "cpu", "model": {"cp": 2}}, "model.attn: 'exact' knows no model.cp above 1"),
+    ("TrainerConfig", {"model": {"cp": 2, "attn": "exact"}}, "model.attn: 'exact' knows no model.cp above 1"),
     ("OrchestratorConfig", {"train": {"group_size": 3, "source": [SOURCE]}}, "batch_size: 128 is not a multiple of group_size = 3"),
     ("InferenceConfig", {"engine": "vllm", "deterministic": True}, "deterministic: the vllm engine does not promise equal bytes"),
     ("InferenceConfig", {"vllm": {"tensor_parallel_size": 2}}, "vllm.tensor_parallel_size: counts for the vllm engine only"),
@@ -163,6 +195,16 @@ OTHERS = [
     ("EvalConfig", {"inference": {"vllm": {"max_model_len": 20}}, "sampling": {"max_completion_tokens": 20}},
      "inference.vllm.max_model_len: 20 leaves no token for a prompt beside max_completion_tokens = 20"),
     ("EvalConfig", {"model": {"name": "x"}, "inference": {}}, "model: expected text"),
+    ("EvalConfig", {"resume": {"step": 1, "dir": "a/step_1"}}, "resume.step: give either step or dir, not both"),
+    *(("EvalConfig", {"resume": {"dir": folder}}, f"resume.dir: must end in step_<n>, not '{folder}'")
+      for folder in ("x", "x/step_", "x/step_abc", "x/step_0", "x/step_²", "step_1/x")),
+    ("EvalConfig", {"inference": {"server": {"port": 8000}}, "client": {"base_url": "http://localhost:8001/v1"}},
+     "client.base_url: port 8001 contradicts inference.server.port = 8000"),
+    ("EvalConfig", {"deployment": {"num_infer_gpus": 3}, "inference": {"vllm": {"tensor_parallel_size": 2}}},
+     "deployment.num_infer_gpus: 3 is not a multiple of inference.vllm.tensor_parallel_size = 2"),
+    ("EvalConfig", {"deployment": {"num_infer_gpus": 4}, "inference": {"vllm": {"data_parallel_size": 2}}},
+     "inference.vllm.data_parallel_size: 2 engines of 1 GPUs contradict deployment.num_infer_gpus = 4: 4"),
+    ("InferenceConfig", {"device": "cuda", "vllm": {"enable_return_routed_experts": True}}, "vllm.arguments.enable_return_routed_experts: belongs to router replay"),
     ("InferenceConfig", {"server": {"port": 70000}}, "server.port: must be ≤ 65535, not 70000"),
     ("EvalConfig", {"source": []}, "source: needs at least one source"),
     ("EvalConfig", {"source": [SOURCE, SOURCE]}, "source.1.name: 'reverse-text' is also the name of source 0"),
@@ -215,7 +257,10 @@ def test_others(monkeypatch, name, changes, expected):
     refused(monkeypatch, name, changes, expected)
 
 
-@pytest.mark.parametrize("url", ["nonsense", "127.0.0.1:8000/v1", "ftp://host/v1", "http://", "http:///v1"])
+@pytest.mark.parametrize(
+    "url",
+    ["nonsense", "127.0.0.1:8000/v1", "ftp://host/v1", "http://", "http:///v1", "http://h:99999/v1", "http://h:x/v1"],
+)
 def test_what_is_no_url(monkeypatch, url):
     said = "expected a URL like http://127.0.0.1:8000/v1"
     refused(monkeypatch, "EvalConfig", {"client": {"base_url": url}}, f"client.base_url: {said}")
@@ -242,7 +287,30 @@ def test_curriculum(monkeypatch):
     [
         ({"type": "multi_node", "num_train_nodes": 3, "nodes_per_fsdp_group": 2}, {}, "nodes_per_fsdp_group: 2 does not divide"),
         ({"type": "multi_node", "num_train_nodes": 1}, {}, "deployment.type: multi_node needs [slurm]"),
-        ({"type": "multi_node", "num_train_nodes": 1, "num_infer_nodes": 0}, {}, "num_infer_nodes: 0 needs [trainer.data.fake]"),
+        ({**MORE_NODES, "num_infer_nodes": 0}, {"inference": ...}, "num_infer_nodes: 0 needs [trainer.data.fake]"),
+        ({**MORE_NODES, "num_infer_nodes": 0}, {"trainer": {"data": {"fake": {}}}}, "num_infer_nodes: 0 leaves no node for [inference]"),
+        ({**MORE_NODES, "num_infer_replicas": 2}, {"inference": ...}, "inference: is needed: deployment.num_infer_replicas = 2"),
+        ({**MORE_NODES, "orchestrator_on_inference": True}, {"inference": ...}, "deployment.orchestrator_on_inference: needs [inference]"),
+        (MORE_NODES, {"inference": {"deployment": {"type": "multi_node"}, "slurm": {}}}, "inference.deployment.type: belongs to the root's"),
+        (MORE_NODES, {"trainer": {"model": {"dp_replicate": 2}}}, "trainer.model.dp_replicate: 2 contradicts deployment.nodes_per_fsdp_group"),
+        (MORE_NODES, {"trainer": {"model": {"cp": 3}}}, "trainer.model.cp: 3 does not divide the trainer's 8 ranks"),
+        ({"num_train_gpus": 3, "num_infer_gpus": 0}, {"trainer": {"model": {"dp_replicate": 2}}}, "trainer.model.dp_replicate: 2 does not divide"),
+        (CPU, {"inference": {"deployment": {"type": "multi_node"}, "slurm": {}}}, "inference.deployment.type: belongs to the root's"),
+        (
+            {"num_train_gpus": 1, "num_infer_gpus": 4},
+            {"inference": {"vllm": {"tensor_parallel_size": 2, "data_parallel_size": 4}}},
+            "inference.vllm.data_parallel_size: 4 engines of 2 GPUs contradict deployment.num_infer_gpus = 4: 2",
+        ),
+        (
+            {"num_train_gpus": 1, "num_infer_gpus": 2},
+            {"inference": {"vllm": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}}},
+            "2 is not a multiple of inference.vllm.tensor_parallel_size × pipeline_parallel_size = 4",
+        ),
+        (
+            {"num_train_gpus": 1, "num_infer_gpus": 1},
+            {"inference": {"vllm": {"enable_eplb": True}}, "weight_broadcast": {"type": "filesystem"}},
+            "inference.vllm.enable_eplb: moves experts",
+        ),
         ({"type": "multi_node", "num_train_nodes": 1, "num_infer_nodes": 1}, {"inference": ...}, "inference: is needed: deployment.num_infer"),
         ({"num_train_gpus": 1, "num_infer_gpus": 3}, {"inference": {"vllm": {"tensor_parallel_size": 2}}}, "3 is not a multiple of"),
         ({"num_train_gpus": 3, "num_infer_gpus": 0}, {"trainer": {"model": {"cp": 2}}}, "trainer.model.cp: 2 does not divide the trainer's 3"),
@@ -289,6 +357,74 @@ def test_a_frozen_model_without_a_server(monkeypatch, algo, key):
     )
 
 
+WHOLE = "training draws from the whole temperature-scaled distribution"
+SENT = [
+    ({"temperature": 0.5}, "is sampling.temperature"),
+    ({"max_tokens": 5}, "is sampling.max_completion_tokens"),
+    ({"max_completion_tokens": 5}, "is sampling.max_completion_tokens"),
+    ({"n": 2}, "is group_size"),
+    ({"best_of": 2}, "is group_size"),
+    ({"seed": 1}, "follows from the run's seed"),
+    ({"logprobs": 5}, "is set for the loss"),
+    ({"top_logprobs": 5}, "is set for the loss"),
+    ({"stop_token_ids": [1]}, "follows from the renderer"),
+    ({"cache_salt": "a"}, "follows from the version of the weights"),
+    ({"extra_body": {"top_p": 0.5}}, "is this table"),
+    ({"top_p": 0.5}, WHOLE),
+    ({"top_k": 1000}, WHOLE),
+    ({"min_p": 0.1}, WHOLE),
+    ({"repetition_penalty": 1.1}, WHOLE),
+    ({"presence_penalty": 1}, WHOLE),
+    ({"frequency_penalty": 1}, WHOLE),
+    ({"logit_bias": {"5": 100}}, WHOLE),
+    ({"min_tokens": 4}, WHOLE),
+    ({"bad_words": ["a"]}, WHOLE),
+    ({"allowed_token_ids": [1]}, WHOLE),
+    ({"structured_outputs": {"regex": "a"}}, WHOLE),
+    ({"guided_regex": "a"}, WHOLE),
+]
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"), SENT, ids=lambda value: next(iter(value)) if isinstance(value, dict) else ""
+)
+def test_training_draws_from_the_whole_distribution(monkeypatch, extra, expected):
+    """Whatever stands in `extra_body`, or in what the environment's agent lays over it, reaches the engine last."""
+    (key,) = extra
+    table, train = {"extra_body": extra}, "orchestrator.train"
+    refused(
+        monkeypatch,
+        "RLConfig",
+        {"orchestrator__train__sampling": table},
+        f"{train}.sampling.extra_body.{key}: {expected}",
+    )
+    changes = {"orchestrator__train__source": [source(), source(name="b", sampling=table)]}
+    refused(monkeypatch, "RLConfig", changes, f"{train}.source.1.sampling.extra_body.{key}: {expected}")
+    if not key.startswith("max_"):  # the limit of one of several agents has no other place
+        changes = {"orchestrator__train__source": [source(env={**SOURCE["env"], "agent": {"sampling": extra}})]}
+        refused(monkeypatch, "RLConfig", changes, f"{train}.source.0.env.agent.sampling.{key}: {expected}")
+
+
+@pytest.mark.parametrize("extra", [
+    {"top_p": 1.0, "top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "presence_penalty": 0, "logit_bias": {}, "min_tokens": None},
+    {"stop": ["Question:"], "chat_template_kwargs": {"enable_thinking": False}, "priority": 1},
+])  # fmt: skip
+def test_what_a_training_source_may_send(extra):
+    config = parsed("RLConfig", orchestrator__train__sampling={"extra_body": extra})
+    assert config.orchestrator.train.source[0].sampling.extra_body == extra
+
+
+def test_others_may_draw_as_they_like():
+    """A frozen teacher, an agent that is another model, an evaluation."""
+    extra = {"top_p": 0.95, "top_k": 20}
+    sft = {"type": "sft", "sampling": {"source": FROZEN}}
+    parsed("RLConfig", orchestrator__train__algo=sft, orchestrator__train__sampling={"extra_body": extra})
+    judge = {"model": "judge", "client": {"base_url": "http://h:1/v1"}, "sampling": {"temperature": 0.0}}
+    parsed("RLConfig", orchestrator__train__source=[source(env={**SOURCE["env"], "agent": judge})])
+    parsed("RLConfig", orchestrator__eval={"source": [SOURCE], "sampling": {"extra_body": extra | {"seed": 3}}})
+    parsed("EvalConfig", sampling={"extra_body": extra})
+
+
 def test_group_size_1_is_said():
     """R01: legal, and nothing would be trained."""
     (text,) = parsed("RLConfig", orchestrator__train__group_size=1).orchestrator.warnings()
@@ -303,6 +439,7 @@ def test_group_size_1_is_said():
 def test_more_of_sft(monkeypatch):
     multi = {"type": "multi_node", "num_train_nodes": 1}
     cp = {
+        "deployment": {**CPU, "num_train_ranks": 2},
         "data": {"name": "x", "seq_len": 129, "micro_batch_size": 2},
         "model": {"cp": 2, "name": "a", "attn": "varlen"},
     }

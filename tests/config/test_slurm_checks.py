@@ -6,10 +6,24 @@ from config_samples import SOURCE, parsed
 from rlmake.core.errors import ConfigError
 
 NODES = {"type": "multi_node", "gpus_per_node": 0, "num_train_nodes": 2}
+HOSTS = {"type": "multi_node", "num_train_nodes": 2}
+VLLM = {"device": "cuda", "engine": "vllm", "slurm": {}, "deployment": {"type": "multi_node"}}
 FAULTS = [
     ("SFTConfig", {"deployment": NODES}, "deployment.type"),
     ("RLConfig", {"deployment": NODES}, "deployment.type"),
     ("InferenceConfig", {"deployment": {"type": "multi_node"}}, "deployment.type"),
+    ("InferenceConfig", {**VLLM, "vllm": {"tensor_parallel_size": 3}}, "deployment.gpus_per_node"),
+    ("InferenceConfig", {**VLLM, "vllm": {"data_parallel_size": 3}}, "vllm.data_parallel_size"),
+    ("SFTConfig", {"slurm": {}, "eval": {"source": [SOURCE]}, "deployment": HOSTS, "data__batch_size": 48,
+                   "inference": {"vllm": {"tensor_parallel_size": 3}}}, "deployment.gpus_per_node"),
+    ("RLConfig", {"slurm": {}, "deployment": HOSTS, "inference": {"vllm": {"tensor_parallel_size": 3}}},
+     "deployment.gpus_per_node"),
+    ("RLConfig", {"slurm": {}, "deployment": {**HOSTS, "num_infer_nodes": 2},
+                  "inference": {"vllm": {"tensor_parallel_size": 2, "data_parallel_size": 3}}},
+     "inference.vllm.data_parallel_size"),
+    ("RLConfig", {"slurm": {}, "deployment": {**NODES, "num_infer_nodes": 2},
+                  "inference": {"engine": "vllm", "vllm": {"data_parallel_size": 3}}},
+     "inference.vllm.data_parallel_size"),
     ("SFTConfig", {"slurm": {}, "deployment": {**NODES, "nodes_per_fsdp_group": 3}}, "deployment.nodes_per_fsdp_group"),
     ("SFTConfig", {"slurm": {}, "deployment": {**NODES, "num_train_nodes": 3}}, "data.batch_size"),
     ("SFTConfig", {"slurm": {"time": "1:2:3:4"}}, "slurm.time"),

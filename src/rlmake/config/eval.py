@@ -9,9 +9,9 @@ from rlmake.config.deployment import EvalDeployment
 from rlmake.config.fields import Config, FieldClass, dump, group, runtime, semantic
 from rlmake.config.inference import InferenceConfig
 from rlmake.config.names import auto_name
-from rlmake.config.refused import Refused
+from rlmake.config.refused import Refused, require_step
 from rlmake.config.renderer import RendererConfig
-from rlmake.config.rl_checks import completions_fit, standing_alone
+from rlmake.config.rl_checks import completions_fit, engines_fit, same_port, standing_alone
 from rlmake.config.sampling import EvalSamplingConfig
 from rlmake.config.shared import (
     ClientConfig,
@@ -60,8 +60,7 @@ class EvalResumeConfig(Config):
     def _one(self):
         if self.step is not None and self.dir is not None:
             raise Refused([("step", "give either step or dir, not both")])
-        if self.dir is not None and not self.dir.rstrip("/").rpartition("/")[2].startswith("step_"):
-            raise Refused([("dir", f"must end in step_<n>, not '{self.dir}'")])
+        require_step("dir", self.dir)
         return self
 
 
@@ -131,6 +130,8 @@ class EvalConfig(SharingConfig):
         if self.tokenizer.name is None:
             self.tokenizer.name = self.model
         faults = [*name_faults(self.source), *standing_alone(self.inference)]
+        faults += engines_fit(self.inference, self.deployment.num_infer_gpus, "deployment.num_infer_gpus")
+        faults += same_port(self.inference, self.client.base_url, "client.base_url")
         if faults := [*faults, *completions_fit(self.inference, self.source)]:
             raise Refused(faults)
         check_env_vars(self.env_vars)

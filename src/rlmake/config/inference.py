@@ -9,6 +9,7 @@ from pydantic import model_validator
 from rlmake.config.deployment import InferDeployment, InferSingleNode
 from rlmake.config.fields import OFFSETS, Config, FieldClass, group, runtime, semantic
 from rlmake.config.refused import Refused
+from rlmake.config.rl_checks import engines_fit
 from rlmake.config.shared import (
     ComponentLogConfig,
     EnvVars,
@@ -94,6 +95,7 @@ OURS = {
     "logprobs_mode": "is processed_logprobs: the trainer's ratio counts on it", "enable_log_requests": "is log.level",
     "enable_auto_tool_choice": "follows from tool_call_parser", "model_tag": "is model",
     "data_parallel_rank": "follows from the deployment", "headless": "follows from the deployment",
+    "enable_return_routed_experts": "belongs to router replay, which is not built yet",
 }  # fmt: skip
 
 
@@ -157,9 +159,11 @@ class InferenceConfig(Config):
         check_env_vars(self.env_vars)
         if self.deployment.type == "multi_node" and self.slurm is None:
             raise Refused(("deployment.type", "multi_node needs [slurm]"))
-        if self.deployment.type == "multi_node" and self.deployment.gpus_per_node % self.vllm.tensor_parallel_size:
-            text = f"{self.deployment.gpus_per_node} is not a multiple of vllm.tensor_parallel_size"
-            raise Refused(("deployment.gpus_per_node", f"{text} = {self.vllm.tensor_parallel_size}"))
+        if self.deployment.type == "multi_node":
+            place = self.deployment
+            key = "deployment.gpus_per_node"
+            if faults := engines_fit(self, place.gpus_per_node, key, place.num_nodes, table="vllm"):
+                raise Refused(faults)
         if self.check_weights and self.engine == "vllm" and (reason := self._uncheckable()):
             raise Refused(("check_weights", reason))
         if self.engine == "transformers" and (faults := self._unread()):

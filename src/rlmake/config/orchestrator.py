@@ -8,7 +8,7 @@ from rlmake.config.algo import Algo, FrozenModel, GRPOConfig
 from rlmake.config.fields import OFFSETS, Config, FieldClass, group, horizon, runtime, semantic
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig, resolve_auto
-from rlmake.config.sampling import EvalSamplingConfig, TrainSamplingConfig
+from rlmake.config.sampling import EvalSamplingConfig, TrainSamplingConfig, training_faults
 from rlmake.config.shared import (
     ClientConfig,
     ComponentLogConfig,
@@ -66,9 +66,16 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _share(self):
+        own = [s.sampling is not None and "extra_body" in s.sampling.model_fields_set for s in self.source]
         for source in self.source:
             inherit(source, {"group_size": self.group_size, "algo": self.algo, "sampling": self.sampling})
         faults = name_faults(self.source)
+        for index, source in enumerate(self.source):
+            place = f"source.{index}.sampling.extra_body" if own[index] else "sampling.extra_body"
+            tables = {place: source.sampling.extra_body, f"source.{index}.env.agent.sampling": source.agent_sampling()}
+            for key, table in tables.items():
+                found = training_faults(table, policy=source.algo.signal != "ce")
+                faults += [fault for name, text in found if (fault := (f"{key}.{name}", text)) not in faults]
         # Algorithms of the rl component without the option weigh every token alike.
         aggregations = {
             getattr(source.algo, "loss_aggregation", "token") for source in self.source if source.algo.signal == "rl"

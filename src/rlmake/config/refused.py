@@ -14,5 +14,19 @@ class Refused(ValueError):
 
 def require_url(key: str, url: str | None) -> None:
     """Refuse what no request could be sent to; None is somebody else's to judge."""
-    if url is not None and not ((parts := urlsplit(url)).scheme in ("http", "https") and parts.hostname):
+    if url is None:
+        return
+    parts = urlsplit(url)
+    try:
+        there = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # no port
+        there = False
+    if not there:
         raise Refused((key, f"expected a URL like http://127.0.0.1:8000/v1, not '{url}'"))
+
+
+def require_step(key: str, folder: str | None) -> None:
+    """Refuse what is no checkpoint's folder `…/step_<n>`."""
+    prefix, _, number = (folder or "step_1").rstrip("/").rpartition("/")[2].partition("_")
+    if prefix != "step" or not (number.isascii() and number.isdigit()) or int(number) < 1:
+        raise Refused((key, f"must end in step_<n>, not '{folder}'"))

@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from rlmake.config.deployment import MultiNode
     from rlmake.config.inference import InferenceConfig
     from rlmake.config.rl import RLConfig
-    from rlmake.config.shared import SlurmConfig
+    from rlmake.config.shared import SlurmConfig, WeightBroadcast
     from rlmake.config.sources import EvalSource, TrainSource
+    from rlmake.config.trainer import TrainerModelConfig
 
 Faults = list[tuple[str, str]]
 
@@ -41,10 +42,58 @@ def over_nodes(place: "MultiNode", inference: "InferenceConfig | None", slurm: "
         elif place.num_infer_replicas > 1:
             faults.append(("inference", f"is needed: deployment.num_infer_replicas = {place.num_infer_replicas}"))
         return faults
-    if place.gpus_per_node % (parallel := inference.vllm.tensor_parallel_size):
-        text = f"{place.gpus_per_node} is not a multiple of inference.vllm.tensor_parallel_size = {parallel}"
-        faults.append(("deployment.gpus_per_node", text))
-    return faults
+    if place.num_infer_nodes == 0:
+        return [*faults, ("deployment.num_infer_nodes", "0 leaves no node for [inference]")]
+    nodes = place.infer_nodes(managed=True)
+    return [*faults, *engines_fit(inference, place.gpus_per_node, "deployment.gpus_per_node", nodes)]
+
+
+def engines_fit(
+    inference: "InferenceConfig | None", gpus: int, key: str, nodes: int = 0, table: str = "inference.vllm"
+) -> Faults:
+    """Engines that do not fill the GPUs that `key` gives: in all, or on each of `nodes` hosts. On the CPU a single host
+    has as many engines as are asked for, each of several hosts one."""
+    if inference is None or not (gpus or nodes):
+        return []
+    each, copies = inference.gpus_per_engine, inference.vllm.data_parallel_size
+    if gpus % each:
+        more = "" if each == inference.vllm.tensor_parallel_size else " × pipeline_parallel_size"
+        return [(key, f"{gpus} is not a multiple of {table}.tensor_parallel_size{more} = {each}")]
+    if copies in (1, engines := max(1, nodes) * max(1, gpus // each)):
+        return []
+    place = f"{key} = {gpus}" + (f" on {nodes} nodes" if nodes else "")
+    return [(f"{table}.data_parallel_size", f"{copies} engines of {each} GPUs contradict {place}: {engines}")]
+
+
+def same_port(inference: "InferenceConfig | None", url: str | None, key: str) -> Faults:
+    """A URL that is not the one of the server that the launcher starts."""
+    if inference is None or url is None or (port := urlsplit(url).port) == inference.server.port:
+        return []
+    return [(key, f"port {port} contradicts inference.server.port = {inference.server.port}")]
+
+
+def weights_arrive(inference: "InferenceConfig | None", broadcast: "WeightBroadcast") -> Faults:
+    """Engines that new weights cannot be loaded into."""
+    if inference is None or not inference.vllm.arguments.get("enable_eplb"):
+        return []
+    if broadcast.type == "nccl" and broadcast.quantize_in_weight_transfer:
+        return []
+    text = "moves experts, and new weights find them by nccl with quantize_in_weight_transfer only"
+    return [("inference.vllm.enable_eplb", text)]
+
+
+def ranks_fit(model: "TrainerModelConfig", ranks: int, key: str, copies: int | None = None) -> Faults:
+    """Ranks of a trainer that its mesh does not divide. `copies`: of the model, where the deployment says it."""
+    given = model.dp_replicate
+    if copies is not None and given not in (1, copies):
+        text = f"{given} contradicts deployment.nodes_per_fsdp_group, which makes {copies}"
+        return [(f"{key}.dp_replicate", text)]
+    if ranks % (copies := copies or given):
+        return [(f"{key}.dp_replicate", f"{copies} does not divide the trainer's {ranks} ranks")]
+    if ranks // copies % model.cp:
+        of = f" {ranks // copies} ranks of a copy" if copies > 1 else f" {ranks} ranks"
+        return [(f"{key}.cp", f"{model.cp} does not divide the trainer's{of}")]
+    return []
 
 
 def completions_fit(inference: "InferenceConfig | None", sources: "Sequence[TrainSource | EvalSource]") -> Faults:
@@ -62,28 +111,18 @@ def _placement(config: "RLConfig") -> Faults:
     fake = config.trainer.data.fake is not None
     if place.type == "multi_node":
         faults += over_nodes(place, inference, config.slurm)
-        if place.num_infer_nodes == 0 and not fake:
+        if place.num_infer_nodes == 0 and inference is None and not fake:
             faults.append(("deployment.num_infer_nodes", "0 needs [trainer.data.fake]"))
         if place.orchestrator_on_inference and inference is None:
             faults.append(("deployment.orchestrator_on_inference", "needs [inference]"))
-        return [*faults, *_ranks(config, place.num_train_nodes * place.ranks_per_node)]
+        ranks = place.num_train_nodes * place.ranks_per_node
+        return [*faults, *ranks_fit(config.trainer.model, ranks, "trainer.model", place.dp_replicate)]
     if inference is None and place.num_infer_gpus > 0 and not fake:
         text = f"is needed with deployment.num_infer_gpus = {place.num_infer_gpus}: add [inference], or set that to 0"
         faults.append(("inference", f"{text} for a server elsewhere"))
-    if inference is not None and place.num_infer_gpus:
-        each, copies = inference.gpus_per_engine, inference.vllm.data_parallel_size
-        if place.num_infer_gpus % each:
-            fault = f"{place.num_infer_gpus} is not a multiple of inference.vllm.tensor_parallel_size = {each}"
-            faults.append(("deployment.num_infer_gpus", fault))
-        elif copies not in (1, place.num_infer_gpus // each):
-            fault = f"{copies} engines of {each} GPUs contradict deployment.num_infer_gpus = {place.num_infer_gpus}"
-            faults.append(("inference.vllm.data_parallel_size", fault))
-    return [*faults, *_ranks(config, place.num_train_gpus or place.num_train_ranks)]
-
-
-def _ranks(config: "RLConfig", ranks: int) -> Faults:
-    cp = config.trainer.model.cp
-    return [("trainer.model.cp", f"{cp} does not divide the trainer's {ranks} ranks")] if ranks % cp else []
+    faults += engines_fit(inference, place.num_infer_gpus, "deployment.num_infer_gpus")
+    ranks = place.num_train_gpus or place.num_train_ranks
+    return [*faults, *ranks_fit(config.trainer.model, ranks, "trainer.model")]
 
 
 def _transport(config: "RLConfig") -> Faults:
@@ -105,17 +144,15 @@ def _transport(config: "RLConfig") -> Faults:
             faults.append(("weight_broadcast.type", "'nccl' needs GPUs apart, and deployment.share_gpus is true"))
         if trainer.weight_broadcast.quantize_in_weight_transfer and inference is None:
             faults.append(("weight_broadcast.quantize_in_weight_transfer", "needs [inference]"))
-    kind = trainer.rollout_transport.type
-    if orchestrator.rollout_transport.type != kind:
-        fault = f"'{orchestrator.rollout_transport.type}' contradicts trainer.rollout_transport.type = '{kind}'"
-        faults.append(("orchestrator.rollout_transport.type", fault))
-    url = orchestrator.model.client.base_url
-    if inference is not None and url is not None:
-        port = urlsplit(url).port
-        if port != inference.server.port:
-            fault = f"port {port} contradicts inference.server.port = {inference.server.port}"
-            faults.append(("orchestrator.model.client.base_url", fault))
-    return faults
+    faults += weights_arrive(inference, trainer.weight_broadcast)
+    mine, theirs = trainer.rollout_transport, orchestrator.rollout_transport
+    for key in ("type", "host", "port"):
+        value, other = getattr(mine, key, None), getattr(theirs, key, None)
+        if value != other:
+            fault = f"{other!r} contradicts trainer.rollout_transport.{key} = {value!r}"
+            faults.append((f"orchestrator.rollout_transport.{key}", fault))
+            break
+    return [*faults, *same_port(inference, orchestrator.model.client.base_url, "orchestrator.model.client.base_url")]
 
 
 def _consistency(config: "RLConfig") -> Faults:
@@ -149,6 +186,8 @@ def _consistency(config: "RLConfig") -> Faults:
         fault = f"{trainer.model.seq_len} is below orchestrator.seq_len = {orchestrator.seq_len}"
         faults.append(("trainer.model.seq_len", fault))
     equal("model.name", trainer.model.name, orchestrator.model.name)
+    if orchestrator.model.lora is not None and trainer.model.lora is None:
+        faults.append(("orchestrator.model.lora", "needs trainer.model.lora, from which it follows"))
     equal("tokenizer.chat_template", trainer.tokenizer.chat_template, orchestrator.tokenizer.chat_template)
     if inference is not None:
         if inference.vllm.chat_template != trainer.tokenizer.chat_template:

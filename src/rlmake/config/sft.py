@@ -12,7 +12,14 @@ from rlmake.config.names import auto_name
 from rlmake.config.online import OnlineEvalProcessConfig, SFTEvalConfig
 from rlmake.config.refused import Refused
 from rlmake.config.renderer import RendererConfig, resolve_auto
-from rlmake.config.rl_checks import completions_fit, over_nodes, standing_alone
+from rlmake.config.rl_checks import (
+    completions_fit,
+    engines_fit,
+    over_nodes,
+    ranks_fit,
+    standing_alone,
+    weights_arrive,
+)
 from rlmake.config.shared import (
     FilesystemBroadcast,
     HeartbeatConfig,
@@ -170,11 +177,12 @@ class SFTConfig(SharingConfig, TrainerCommon):
                 faults.append(
                     ("deployment.gpus_per_node", f"{total} GPUs are asked for, the host has {place.gpus_per_node}")
                 )
+            faults += engines_fit(self.inference, place.num_infer_gpus, "deployment.num_infer_gpus")
+            faults += ranks_fit(self.model, ranks, "model")
         else:
             ranks = place.num_train_nodes * place.ranks_per_node
             faults += over_nodes(place, self.inference, self.slurm)
-            if self.inference is not None and place.num_infer_nodes == 0:
-                faults.append(("deployment.num_infer_nodes", "0 leaves no node for [inference]"))
+            faults += ranks_fit(self.model, ranks, "model", place.dp_replicate)
             if place.orchestrator_on_inference:
                 text = "an SFT has no orchestrator; its evaluations stand on the first inference node"
                 faults.append(("deployment.orchestrator_on_inference", text))
@@ -213,7 +221,7 @@ class SFTConfig(SharingConfig, TrainerCommon):
             self.weight_broadcast = FilesystemBroadcast()
         if self.weight_broadcast.type == "nccl" and self.model.lora is not None:
             faults.append(("weight_broadcast.type", "'nccl' does not work with model.lora; use 'filesystem'"))
-        return faults
+        return [*faults, *weights_arrive(self.inference, self.weight_broadcast)]
 
     def online_eval(
         self, run_dir: Path | str, base_url: str | None, engines: list[str] | None = None

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rlmake.config.fields import Config, FieldClass, horizon, runtime, semantic
 from rlmake.config.names import fault_of_path
-from rlmake.config.refused import Refused, require_url
+from rlmake.config.refused import Refused, require_step, require_url
 from rlmake.core import slurm
 
 LogLevel = Literal["trace", "debug", "info", "success", "warning", "error", "critical"]
@@ -103,10 +103,7 @@ class ResumeConfig(Config):
     def _one(self):
         if self.step is not None and self.dir is not None:
             raise Refused([("step", "give either step or dir, not both")])
-        if self.dir is not None:
-            prefix, _, number = self.dir.rstrip("/").rpartition("/")[2].partition("_")
-            if prefix != "step" or not number.isdigit() or int(number) < 1:
-                raise Refused([("dir", f"must end in step_<n>, not '{self.dir}'")])
+        require_step("dir", self.dir)
         return self
 
     def reclassified(self) -> dict[str, FieldClass]:

@@ -66,6 +66,14 @@ class TrainSource(_Source):
     algo: Algo | None = semantic(None, "Algorithm of this source.")
     curriculum: CurriculumConfig = group(CurriculumConfig, "Sampler and gates of this source.")
 
+    def agent_sampling(self) -> dict[str, Any]:
+        """What the environment's agent lays over `sampling`, but for its own limit of tokens; nothing of an agent that
+        is another model."""
+        agent = self.env.get("agent")
+        if not isinstance(agent, dict) or agent.get("model") or not isinstance(table := agent.get("sampling"), dict):
+            return {}
+        return {key: table[key] for key in table if key not in ("max_tokens", "max_completion_tokens")}
+
 
 class SelectConfig(Config):
     """Which tasks of a source take part."""

@@ -73,7 +73,9 @@ class TrainerModelConfig(Config):
     trust_remote_code: bool = semantic(False, "Run code that ships with the model.")
     seq_len: int = semantic(2048, "Longest row in tokens.", ge=2, le=OFFSETS)
     attn: Attention = semantic("auto", "Attention; auto: exact on the CPU, varlen on GPUs.")
-    impl: Literal["auto", "hf"] = semantic("auto", "Implementation of the model.")
+    impl: Literal["auto", "hf"] = semantic(
+        "auto", "Implementation of the model; there is one, Hugging Face's, and no other key depends on it."
+    )
     optimization_dtype: Dtype = semantic("float32", "Type of the trained weights.")
     compute_dtype: Literal["auto"] | Dtype = semantic(
         "auto", "Type of the matrix products; auto: float32 on the CPU, bfloat16 on GPUs."

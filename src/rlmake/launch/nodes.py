@@ -44,7 +44,7 @@ class NodeComponents(Components):
         """
         router = self.attempt.resolved / f"{name}.address"
         router.unlink(missing_ok=True)
-        gpus, parallel = self.allocation.gpus_per_node, config.vllm.tensor_parallel_size
+        gpus, parallel = self.allocation.gpus_per_node, config.gpus_per_engine
         frozen = name != "inference"
         each = max(1, gpus // parallel) if gpus and not frozen else 1
         engines = self._engines[router] = []
