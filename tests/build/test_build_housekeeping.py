@@ -60,6 +60,10 @@ def test_verbs_on_a_build(project, call, tmp_path):
     with pytest.raises(AssertionError):
         assert verbs.load("verify")([WEIGHTS]) == 0
     assert project.plan(WEIGHTS) == {"export": 1, "publish_weights": 1}
+    reason = project.document(WEIGHTS)["jobs"][0]["reason"]
+    assert reason.startswith("damaged: ") and reason.endswith(
+        "weights/model.safetensors: content differs from its hash"
+    )
     assert project.build(WEIGHTS) == ["export step_4"]
 
     # an older version: planned with its difference and file, kept while published, then garbage

@@ -9,6 +9,7 @@ import pytest
 from build_snakemake import dry_run
 
 from rlmake.build import store
+from rlmake.cli import verbs
 
 pytestmark = pytest.mark.timeout(1200)  # dozens of processes; on an idle machine each of these takes well below 60 s
 WORK = {"data", "model", "train", "export", "evaluate", "report"}
@@ -76,7 +77,7 @@ def test_what_runs_after_what(project):
     assert "train t/sft from 4 to 6 " in project.build("all"), "extended: it goes on; its child trains anew"
 
 
-def test_damage_and_lost_manifests(project):
+def test_damage_and_lost_manifests(project, capsys):
     project.build("outputs/t/sft/weights")
     store = Path("outputs/.store")
     (manifest,) = store.glob("train-*/exports/step_4/weights.json")
@@ -89,6 +90,8 @@ def test_damage_and_lost_manifests(project):
     weights.write_text("truncated")
     jobs, driver = dry_run(["outputs/t/sft/weights"])
     assert [job.rule for job in jobs] == ["export"]
+    (row,) = project.document("outputs/t/sft/weights")["jobs"]
+    assert row["reason"].startswith("damaged: ") and "model.safetensors: 9 bytes, expected 5" in row["reason"]
     assert "model.safetensors: 9 bytes, expected 5" in next(iter(driver.needs.stale.values()))
     assert project.build("outputs/t/sft/weights") == ["export step_4"]
     assert weights.read_text() == "sft 4"
@@ -99,6 +102,27 @@ def test_damage_and_lost_manifests(project):
     assert project.plan("outputs/t/sft/checkpoints/step_4") == {"train": 1, "publish_checkpoint": 1}
     assert project.build("outputs/t/sft/checkpoints/step_4") == ["train t/sft from 2 to 4 "]
     assert project.plan("outputs/t/sft/checkpoints/step_4") == {}
+
+    # a flipped bit, and half a file of a checkpoint that is kept and nobody's target
+    for step, text, fault, reuses, done in (
+        (4, "sft_4", "content differs from its hash", "resumes from step 2", "train t/sft from 2 to 4 "),
+        (2, "s", "1 bytes, expected 5", "step 4 was reached before", "train t/sft from 0 to 2 aside"),
+    ):
+        target, file = (
+            f"outputs/t/sft/checkpoints/step_{step}",
+            checkpoint.with_name(f"step_{step}") / "trainer/weights",
+        )
+        file.write_text(text)
+        capsys.readouterr()
+        assert verbs.load("verify")([]) == 1
+        said = capsys.readouterr().out.splitlines()
+        assert said[0] == f"damaged: {file}: {fault}" and said[-1].endswith("1 damaged and to be made again")
+        project.plan(target)
+        row = project.document(target)["jobs"][0]
+        assert (row["rule"], row["reason"]) == ("train", f"damaged: {file}: {fault}") and row["hours"] > 0
+        assert reuses in row["reuses"] and "its own" in row["rate"]
+        assert project.build(target) == [done] and project.plan(target) == {}
+    assert verbs.load("verify")([]) == 0
 
     link = Path("outputs/t/sft/weights")
     link.unlink()
@@ -125,6 +149,7 @@ def test_a_plan_reads_each_manifest_once_and_snakemake_is_asked_for_what_is_left
 def test_steps_of_one_training(project):
     """One job trains to the highest step asked for; a step that was passed and not kept is made again beside it."""
     targets = ["outputs/t/sft/exports/step_3/weights", "outputs/t/sft/evals/held@step_1", "outputs/t/sft/weights"]
+    exported = "outputs/t/sft/exports/step_2/weights"
     planned = project.plan(*targets)
     assert planned["train"] == 1 and planned["export"] == 3
     done = project.build(*targets)
@@ -134,6 +159,8 @@ def test_steps_of_one_training(project):
     assert project.plan(*targets) == {}
     assert (Path(targets[0]) / "model.safetensors").read_text() == "sft 3"
 
+    rows = [row for row in project.document(exported)["jobs"] if row["rule"] == "export"]
+    assert [row["reason"] for row in rows] == ["not built yet"], "never made, though another step is published"
     (step_3,) = Path("outputs/.store").glob("train-*/checkpoints/step_3")
     shutil.rmtree(step_3)
     assert project.plan("outputs/t/sft/checkpoints/step_3") == {"train": 1, "publish_checkpoint": 1}

@@ -65,8 +65,7 @@ class Estimates:
         work = self.registry.works[artefact.stage, artefact.fingerprint]
         if plan.is_kept(artefact):
             return 0.0, "kept, nothing is trained"
-        reached = plan.progress(artefact.folder)
-        steps = artefact.step - reached if reached < artefact.step else artefact.step
+        steps = artefact.step - plan.progress(artefact.folder, upto=artefact.step)
         own = _seconds_per_step(artefact.folder)
         if own is not None:
             return own * steps, f"{own:.3g} s a step, its own"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import plan, store
+from rlmake.build import plan, publish, store
 from rlmake.build.estimate import Estimates
 from rlmake.build.fingerprint import leaves
 from rlmake.build.names import EXPORTS, OUTPUTS, Target
@@ -88,15 +88,15 @@ def explain(job: PlannedJob, registry: Registry, needs: Needs, estimates: Estima
         ends = (name for name in work.facts["runs"] if registry.work(name).last_step == artefact.step)
         run = next(ends, run)
         work = registry.work(run)
-    if job.output in needs.stale:
-        reason, found = needs.stale[job.output], []
+    if damaged := needs.stale.get(job.output) or store.damage(artefact):
+        reason, found = f"damaged: {damaged}", []
     else:
         before = last_build(run, work)
         found = changes(before, work, artefact.step) if before else []
         if found:
             reason = "changed since the last build"
         else:
-            reason = _unfinished(artefact) or ("its result is missing" if before else "not built yet")
+            reason = _unfinished(artefact) or _unbuilt(artefact, _target(artefact, work, run))
     gpus = work.resources["gpus"] if job.rule in ("train", "evaluate", "parity") else 0
     return row | {
         "run": run,
@@ -271,6 +271,13 @@ def _unfinished(artefact: Artefact) -> str | None:
         return "kept on the way to another step, only to be recorded"
     assert artefact.step is not None
     return f"unfinished: step {reached} of {artefact.step}" if reached < artefact.step else "this step was not kept"
+
+
+def _unbuilt(artefact: Artefact, target: Target) -> str:
+    if store.finished(artefact):
+        return "there, only to be recorded"
+    lost = os.path.islink(target.path) and publish.points(target.path, artefact.path)
+    return "its result is missing" if lost else "not built yet"
 
 
 def _reuses(artefact: Artefact, work: Work) -> Iterator[str]:

@@ -53,17 +53,22 @@ class Needs:
         return store.artefact("train", checkpoint.fingerprint, "checkpoint", max(self.steps[checkpoint.fingerprint]))
 
 
-def progress(folder: Path) -> int:
-    """The last step of a training that has a COMPLETE record, 0 when none."""
+def progress(folder: Path, upto: int | None = None) -> int:
+    """The last step of a training (at most `upto`) that is there complete, 0 when none."""
     if not os.path.isdir(folder):
         return 0
-    steps = [step for step, path in numbered(folder / "checkpoints").items() if (path / "COMPLETE").is_file()]
-    return max(steps, default=0)
+    fingerprint = folder.name.removeprefix("train-")
+    steps = (step for step in reversed(numbered(folder / "checkpoints")) if upto is None or step <= upto)
+    return next((step for step in steps if is_kept(store.artefact("train", fingerprint, "checkpoint", step))), 0)
+
+
+def has_record(artefact: Artefact) -> bool:
+    return artefact.kind == "checkpoint" and os.path.isfile(artefact.path / store.COMPLETE)
 
 
 def is_kept(artefact: Artefact) -> bool:
     """Whether a checkpoint lies there complete, though no manifest says so: one that a training left on its way."""
-    return artefact.kind == "checkpoint" and (artefact.path / "COMPLETE").is_file()
+    return has_record(artefact) and not store.faults_of_kept(artefact)
 
 
 def targets_of_all(registry: Registry, include_manual: bool = False) -> list[str]:

@@ -23,6 +23,7 @@ from rlmake.core.jsonio import content_hash, hash_file, read_json, write_json
 
 STORE = Path("outputs/.store")
 SPEC_SCHEMA = MANIFEST_SCHEMA = 1
+COMPLETE = "COMPLETE"  # a checkpoint's own record, see rlmake.checkpoint
 _KEYS = ("stage", "fingerprint", "kind", "step")
 KIND_OF_STAGE = {  # of every stage but a training's, which has several
     "data": "data", "model": "weights", "eval": "eval", "parity": "parity", "best": "weights", "report": "report",
@@ -74,6 +75,13 @@ class Artefact:
         if self.kind == "checkpoint":
             return self.folder / f"manifests/done_{self.step}.json"
         return self.folder / f"exports/step_{self.step}/{self.kind}.done.json"
+
+    @property
+    def damage_path(self) -> Path:
+        """Where `rlmake verify` notes what it found damaged; a checkpoint's note goes where the checkpoint goes."""
+        if self.kind == "checkpoint":
+            return self.path / "damaged.json"
+        return self.done_path.with_name(self.done_path.name.replace("done.json", "damaged.json"))
 
     @functools.cached_property
     def path(self) -> Path:
@@ -173,6 +181,24 @@ def finished(artefact: Artefact) -> bool:
         return False
 
 
+def faults_of_kept(artefact: Artefact, hashes: bool = False) -> list[str]:
+    """What is wrong with a checkpoint by its own COMPLETE record, which those have too that no manifest names."""
+    try:
+        return faults(artefact, read_json(artefact.path / COMPLETE), hashes)
+    except (UserError, KeyError, TypeError) as error:
+        return [str(error) if isinstance(error, UserError) else f"{artefact.path / COMPLETE}: not a checkpoint record"]
+
+
+def kept() -> Iterator[Artefact]:
+    """Every complete checkpoint that no manifest names: a training has left it on its way."""
+    for mark in sorted(STORE.glob(f"train-*/checkpoints/step_*/{COMPLETE}")):
+        step = mark.parent.name.removeprefix("step_")
+        if step.isdecimal():
+            artefact = Artefact("train", mark.parents[2].name.removeprefix("train-"), "checkpoint", int(step))
+            if not artefact.done_path.is_file():
+                yield artefact
+
+
 def declare(artefact: Artefact) -> None:
     """Make the declared manifest a hard link of the done file. Snakemake's deletions then cost nothing."""
     path = artefact.manifest_path
@@ -184,13 +210,26 @@ def declare(artefact: Artefact) -> None:
 def finish(artefact: Artefact, manifest: dict[str, Any]) -> None:
     """Write the done file, last and atomically, then declare it."""
     write_json(artefact.done_path, manifest)
+    artefact.damage_path.unlink(missing_ok=True)
     declare(artefact)
 
 
-def withdraw(artefact: Artefact) -> None:
-    """Take back manifest and done file: the artefact is to be made again."""
+def withdraw(artefact: Artefact, found: list[str] | None = None) -> None:
+    """Take back manifest and done file: the artefact is to be made again. `found` is noted: plans name it.
+
+    A damaged checkpoint is not complete any more: nothing is continued from it, and it does not count as kept.
+    """
+    if found and artefact.damage_path.parent.is_dir():
+        write_json(artefact.damage_path, {"schema": 1, "faults": found})
+        if artefact.kind == "checkpoint" and (mark := artefact.path / COMPLETE).is_file():
+            os.replace(mark, mark.with_name(f"{COMPLETE}.damaged"))
     artefact.manifest_path.unlink(missing_ok=True)
     artefact.done_path.unlink(missing_ok=True)
+
+
+def damage(artefact: Artefact) -> str | None:
+    """The first fault that `rlmake verify` found in an artefact that was not made again since."""
+    return read_json(artefact.damage_path)["faults"][0] if artefact.damage_path.is_file() else None
 
 
 def manifest_of(made: Artefact, spec: dict[str, Any], files: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:

@@ -87,19 +87,27 @@ def verify(argv: list[str]) -> int:
     args = _arguments(verify, argv)
     registry = Registry.load() if args.targets else None
     wanted = [registry.artefact(registry.target(path)) for path in args.targets] if registry else list(store.stored())
+    wanted += [] if registry else store.kept()
     damaged = 0
     for artefact in wanted:
-        if not artefact.done_path.is_file():
+        if artefact.done_path.is_file():
+            try:
+                found = store.faults(artefact, store.read_manifest(artefact.done_path), hashes=True)
+            except UserError as error:  # the manifest itself
+                found = [str(error)]
+        elif build_plan.has_record(artefact):
+            found = store.faults_of_kept(artefact, hashes=True)
+            if not build_plan.has_record(artefact):  # a running training has let it go meanwhile
+                continue
+        elif registry:
             raise UserError(f"{artefact.path}: not built")
-        try:
-            found = store.faults(artefact, store.read_manifest(artefact.done_path), hashes=True)
-        except UserError as error:  # the manifest itself
-            found = [str(error)]
+        else:
+            continue
         for line in found:
             print(f"damaged: {line}")
         if found:
             damaged += 1
-            store.withdraw(artefact)
+            store.withdraw(artefact, found)
     print(f"{len(wanted)} artefacts verified, {damaged} damaged" + (" and to be made again" if damaged else ""))
     return 1 if damaged else 0
 
