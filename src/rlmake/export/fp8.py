@@ -16,7 +16,7 @@ from rlmake.core.errors import UserError
 from rlmake.export import assets, bf16, experts
 from rlmake.export.sources import DirectorySource, Spec
 from rlmake.export.staging import staged
-from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, same, write_model
+from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, require_finite, same, write_model
 
 E4M3_MAX, MIN_SCALE, BLOCK = 448.0, 1e-12, 128
 SMALL_BLOCK = 64
@@ -53,13 +53,17 @@ def block_of(tensors: dict[str, Spec]) -> int:
     return next((block for block in (BLOCK, SMALL_BLOCK) if all(size % block == 0 for size in sizes)), BLOCK)
 
 
-def quantize_block(weight: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_block(
+    weight: torch.Tensor, block: int = BLOCK, first: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`weight` [rows, cols] → e4m3 [rows, cols] and fp32 scales [⌈rows/block⌉, ⌈cols/block⌉]. Edges count as zeros.
+
+    It is rounded to the type `first` beforehand. NaN or infinity in it shows in the scales.
 
     Of a stack [experts, rows, cols] each matrix has blocks of its own, and the results are stacked.
     """
     if weight.dim() == 3:
-        parts = [quantize_block(matrix, block) for matrix in weight]
+        parts = [quantize_block(matrix, block, first) for matrix in weight]
         return torch.stack([q for q, _ in parts]), torch.stack([scale for _, scale in parts])
     rows, cols = weight.shape
     high, wide = -(-rows // block), -(-cols // block)
@@ -70,15 +74,15 @@ def quantize_block(weight: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tens
         part = weight[i * block : (i + 1) * block]
         if len(part) < block:
             panel.zero_()
-        panel[: len(part), :cols] = part
-        scale[i] = (blocks.abs().amax(dim=2).amax(dim=0) / E4M3_MAX).clamp_(min=MIN_SCALE)
-        blocks.div_(scale[i][None, :, None]).clamp_(-E4M3_MAX, E4M3_MAX)
+        panel[: len(part), :cols] = part.to(first)
+        scale[i] = (blocks.abs().amax(dim=(0, 2)) / E4M3_MAX).clamp_(min=MIN_SCALE)
+        blocks.div_(scale[i][None, :, None])  # at most 448 and half a last place, which becomes 448
         q[i * block : i * block + len(part)] = panel[: len(part), :cols]
     return q, scale
 
 
 def rules(edge: Callable[[], int], rule: Rule, make: Make) -> tuple[Rule, Make]:
-    """Quantise what the given `rule` and `make` yield: types and shapes beforehand, and then the tensors.
+    """Quantise, and apply the given `rule` and `make` to what stays: types and shapes beforehand, and then the tensors.
 
     `edge` of the blocks is asked when the first tensor comes.
     """
@@ -90,10 +94,10 @@ def rules(edge: Callable[[], int], rule: Rule, make: Make) -> tuple[Rule, Make]:
         return {name: Spec(torch.float8_e4m3fn, spec.shape), f"{name}_scale_inv": Spec(torch.float32, grid)}
 
     def fp8_make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        tensor = make(name, tensor)[name]
         if not is_quantized(name, Spec(tensor.dtype, tuple(tensor.shape))):
-            return {name: tensor}
-        q, scale = quantize_block(tensor, edge())
+            return make(name, tensor)
+        q, scale = quantize_block(tensor, edge(), torch.bfloat16)
+        require_finite(name, scale)
         return {name: q, f"{name}_scale_inv": scale}
 
     return fp8_rule, fp8_make

@@ -10,8 +10,13 @@ The trainer half carries `model.json`, all that an export needs beside the tenso
      "lora": null}              the adapter's settings when the run trains one
 """
 
+import io
 import json
+import mmap
+import struct
+import threading
 import warnings
+import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -73,7 +78,12 @@ class CheckpointSource:
             )
         self.config, self.assets, self.prefix = facts["config"], facts["assets"], facts["prefix"]
         self.chat_template, self.lora = facts["chat_template"], facts["lora"]
-        entries = FileSystemReader(trainer_half).read_metadata().state_dict_metadata
+        index = FileSystemReader(trainer_half).read_metadata()
+        entries = index.state_dict_metadata
+        self._places = index.storage_data
+        self._chunks = {key: entry.chunks for key, entry in entries.items() if hasattr(entry, "chunks")}
+        self._files: dict[str, mmap.mmap] = {}
+        self._lock = threading.Lock()
         self.tensors = {
             key.removeprefix(self.prefix): Spec(entry.properties.dtype, tuple(entry.size))
             for key, entry in entries.items()
@@ -83,15 +93,75 @@ class CheckpointSource:
             raise UserError(f"{trainer_half}: holds no tensor whose name begins with {self.prefix!r}")
 
     def load(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Whole tensors, on the CPU, in the type they were saved in."""
+        """Whole tensors, on the CPU, in the type they were saved in; not to be written to."""
         import torch.distributed.checkpoint as dcp
 
+        found = {name: self._mapped(name) for name in names}
         state = {}
-        for name in names:
+        for name in (name for name, tensor in found.items() if tensor is None):
             spec = self.tensors[name]
             state[self.prefix + name] = torch.empty(spec.shape, dtype=spec.dtype)
-        dcp.load(state, storage_reader=dcp.FileSystemReader(self.folder), no_dist=True)
-        return {key.removeprefix(self.prefix): tensor for key, tensor in state.items()}
+        if state:
+            dcp.load(state, storage_reader=dcp.FileSystemReader(self.folder), no_dist=True)
+        return {name: state[self.prefix + name] if tensor is None else tensor for name, tensor in found.items()}
+
+    def _mapped(self, name: str) -> torch.Tensor | None:
+        """A tensor that one rank saved, where it lies in its file (reading through DCP copies it three times). None for
+        one in several pieces, or that was written in another way than this."""
+        from torch.distributed.checkpoint.metadata import MetadataIndex
+
+        key, spec = self.prefix + name, self.tensors[name]
+        if len(self._chunks[key]) != 1 or not spec.numel:
+            return None
+        place = self._places.get(MetadataIndex(key, self._chunks[key][0].offsets))
+        if place is None or getattr(place, "transform_descriptors", None):
+            return None
+        data = self._file(place.relative_path)
+        piece = _View(data, place.offset, place.length)
+        with zipfile.ZipFile(piece) as archive:  # as `torch.save` writes it; nothing is compressed
+            records = [entry for entry in archive.infolist() if entry.filename.rpartition("/")[0].endswith("/data")]
+        piece.seek(0)
+        saved = torch.load(piece, map_location="meta", weights_only=True)
+        if len(records) != 1 or records[0].file_size != spec.nbytes or records[0].compress_type != zipfile.ZIP_STORED:
+            return None
+        if (saved.dtype, tuple(saved.shape)) != (spec.dtype, spec.shape) or not saved.is_contiguous():
+            return None
+        header = place.offset + records[0].header_offset
+        start = header + 30 + sum(struct.unpack_from("<HH", data, header + 26))  # behind name and extra field
+        return torch.frombuffer(data, dtype=spec.dtype, count=spec.numel, offset=start).view(spec.shape)
+
+    def _file(self, name: str) -> mmap.mmap:
+        with self._lock:
+            if name not in self._files:
+                with open(self.folder / name, "rb") as file:
+                    self._files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            return self._files[name]
+
+
+class _View(io.RawIOBase):
+    """A part of a mapped file, as a file."""
+
+    def __init__(self, data: mmap.mmap, start: int, length: int):
+        self._data, self._start, self._length, self._at = data, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        return self._at
+
+    def readinto(self, buffer) -> int:
+        size = max(0, min(len(buffer), self._length - self._at))
+        buffer[:size] = self._data[self._start + self._at : self._start + self._at + size]
+        self._at += size
+        return size
 
 
 class DirectorySource:
