@@ -171,7 +171,8 @@ def test_shared_rows_and_copies_of_the_model_change_only_rounding(config, tmp_pa
     """Context parallelism (two query heads, one key-value head), replicas, both."""
     one, many = tmp_path / "one", tmp_path / "many"
     run(config(one, max_steps=3, scheduler=CONSTANT, model={"attn": "varlen"}))
-    run(config(many, max_steps=3, scheduler=CONSTANT, model={"attn": "varlen", **model}), ranks)
+    world = {"num_train_ranks": ranks}
+    run(config(many, max_steps=3, scheduler=CONSTANT, model={"attn": "varlen", **model}, deployment=world), ranks)
     assert [ledger(one)[n]["samples"] for n in range(1, 4)] == [ledger(many)[n]["samples"] for n in range(1, 4)]
     for (loss, norm, *_), (other, other_norm, *_) in zip(*map(trace, (one, many)), strict=True):
         assert other == pytest.approx(loss, rel=1e-5) and other_norm == pytest.approx(norm, rel=1e-4)
@@ -189,13 +190,14 @@ def test_whole_models_killed_and_resumed_change_only_rounding(config, tmp_path):
     """One rank, and two with their own copy, killed: the same rows and losses."""
     one, many = tmp_path / "one", tmp_path / "many"
     run(config(one))
-    copies = config(many, model={"dp_replicate": 2})
+    two = {"model": {"dp_replicate": 2}, "deployment": {"num_train_ranks": 2}}
+    copies = config(many, **two)
     process = Ranks(2, unsharded, copies)
     process.wait_until((many / "checkpoints" / f"step_{KILL_BEHIND}" / "COMPLETE").exists)
     process.kill()
     step = records.newest(many)
     records.prune_future(many, step)
-    resumed = config(many, model={"dp_replicate": 2}, resume={"step": step})
+    resumed = config(many, **two, resume={"step": step})
     Ranks(2, unsharded, resumed, attempt=2).finish()
     assert [ledger(one)[n]["samples"] for n in range(1, 9)] == [ledger(many)[n]["samples"] for n in range(1, 9)]
     for (loss, norm, *_), (other, other_norm, *_) in zip(trace(one), trace(many), strict=True):
