@@ -45,6 +45,23 @@ def test_what_is_no_target_is_said_in_one_line(path):
 
 
 @pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("outputs/a/rl/wieghts", "weights"), ("outputs/a/rl/checkpoint/step_12", "checkpoints/step_12"),
+        ("outputs/a/rl/checkpoints/step_03", "checkpoints/step_3"), ("outputs/a/rl/reprot.html", "report.html"),
+        ("outputs/a/rl/checkpoints/step_0", "checkpoints/step_<n>"), ("outputs/g/result.csv", "results.csv"),
+        ("outputs/a/rl/exports/step_5/weigths", "exports/step_5/weights"), ("outputs/g/reprot.html", "report.html"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_artefact_has_its_nearest_name(path, meant):
+    assert f"{path}: no target; did you mean '{meant}'?; " in parse_target(path, RUNS, {"g"})
+
+
+def test_what_resembles_nothing_gets_no_hint():
+    assert "did you mean" not in parse_target("outputs/a/rl/zzz", RUNS)
+
+
+@pytest.mark.parametrize(
     "name", ["my run", "it's", "a;touch x", "$(touch x)", "naïve", "-x", "a{b}", "..", "a/../b", "x/weights", "", "a@b"]
 )
 def test_unsafe_names(name):
@@ -101,6 +118,9 @@ def test_zip_include_exclude(tmp_path):
         ('a = ["é", "ü"]', "two cells have one name 'a=-'"),
         ('a = ["x=1", "x-1"]', "two cells have one name 'a=x-1': a = x=1 and a = x-1"),
         (f'k = ["{"x" * 220}"]', "at most 200 are possible"),
+        ("seed = [0]\nexclude = [{sed = 1}]", "5: experiment.grid.exclude.0: 'sed' is no axis; did you mean 'seed'?"),
+        ("seed = [0]\nzip = ['seed', 'b']", "5: experiment.grid.zip.0: 'b' is no axis"),
+        ("seed = [0]\nbaseline = {x = 1}", "5: experiment.grid.baseline: 'x' is no axis"),
     ],
 )
 def test_collisions_are_errors_that_show_both(tmp_path, text, words):

@@ -162,6 +162,14 @@ def test_a_misspelt_axis_is_said_once(project):
     project.write("t/sft.toml", f"{text}{grid}")
     (line,) = project.refused("all")
     assert line.endswith("t/sft.toml: optm: unknown key; did you mean 'optim'? (in every cell)")
+    project.write(
+        "t/sft.toml", f"{text}{grid}" + 'baseline = {"optim.lr" = 1e-5, seed = 0}\nzip = ["optim.lr", "seed"]\n'
+    )
+    (line,) = project.refused("all")
+    assert line.endswith("t/sft.toml: optm: unknown key; did you mean 'optim'?"), "not those that name it rightly"
+    project.write("t/sft.toml", f"{text}{grid}".replace("optm", "optim") + 'baseline = {"optim.lrr" = 1e-5}\n')
+    (line,) = project.refused("all")
+    assert line.endswith("experiment.grid.baseline: 'optim.lrr' is no axis; did you mean 'optim.lr'?")
     project.write("t/sft.toml", text + "[experiment.grid]\nmax_steps = [4, 0, -1]\n")
     assert [line.rpartition(" (")[2] for line in project.refused("all")] == ["cell max_steps=0)", "cell max_steps=-1)"]
     project.write("t/sft.toml", text)

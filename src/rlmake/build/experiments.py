@@ -189,6 +189,10 @@ def _load_runs(file: Path, found: Experiments, fragments: dict[str, Composed]) -
         add(name, raw)
         return
     refused: dict[Fault, list[str]] = {}
+    if table.grid.strangers() and (misspelt := _misspelt(table.grid.axes, CLASSES[table.kind], raw, str(file))):
+        found.faults += misspelt
+        found.broken.add(name)
+        return
     cells = expand(table.grid, file, found.faults)
     for cell in cells:
         values = raw.copy()
@@ -203,6 +207,19 @@ def _load_runs(file: Path, found: Experiments, fragments: dict[str, Composed]) -
         found.broken.add(name)
     for fault, where in refused.items():
         found.faults.append(Fault(f"{fault.message} ({_cells(where, len(cells))})", fault.key, fault.file))
+
+
+def _misspelt(axes: dict[str, list[Any]], cls: type[schema.Config], raw: Composed, file: str) -> list[Fault]:
+    """Faults of axes that are no keys of the configuration."""
+    values = raw.copy()
+    try:
+        for key, alternatives in axes.items():
+            schema.set_key(values, key, alternatives[0], file)
+        schema.parse(cls, values, file=file)
+    except ConfigError as error:
+        unknown = [fault for fault in error.faults if fault.message.startswith("unknown key")]
+        return [fault for fault in unknown if any(f"{key}.".startswith(f"{fault.key}.") for key in axes)]
+    return []
 
 
 def _cells(names: list[str], count: int) -> str:

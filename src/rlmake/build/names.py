@@ -139,7 +139,8 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) 
                 return Target(run, "grid", rest=rest)
             if "=" in parts[stop]:
                 return _no_cell(path, run, parts[stop], runs)
-            return f"{path}: no target; a grid yields {', '.join(GRID_FILES)}, and each of its cells what a run yields"
+            hint, there = nearest("/".join(parts[stop:]), GRID_FILES), ", ".join(GRID_FILES)
+            return f"{path}: no target{hint}; a grid yields {there}, and each of its cells what a run yields"
         if (grid := run.rpartition("/")[0]) in grids:
             return _no_cell(path, grid, parts[stop - 1], runs)
         return f"{path}: there is no experiments/{run}.toml that declares a run{nearest(run, [*runs, *grids])}"
@@ -150,7 +151,9 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) 
             step = int(found["step"]) if found.get("step") else None
             return Target("/".join(parts[1:split]), kind, step, found.get("suite"), found.get("rest") or "")
     all_leaves = sorted({leaf for leaves in ARTEFACTS.values() for leaf in leaves})
-    return f"{path}: no target; a run yields {', '.join(all_leaves)}"
+    number = next(iter(re.findall(r"step_0*([1-9]\d*)", leaf)), "<n>")
+    hint = nearest(leaf, [name.replace("<n>", number) for name in all_leaves])
+    return f"{path}: no target{hint}; a run yields {', '.join(all_leaves)}"
 
 
 def _no_cell(path: str, grid: str, cell: str, runs: Collection[str]) -> str:

@@ -60,15 +60,16 @@ class GridTable(Config):
             lengths = {len(self.axes[name]) for name in names if name in self.axes}
             if len(lengths) > 1:
                 faults.append((f"zip.{index}", f"axes of one zip need equally many values, not {sorted(lengths)}"))
-        used = [(f"zip.{index}", name) for index, names in enumerate(self.zip) for name in names]
-        used += [(f"exclude.{index}", name) for index, cell in enumerate(self.exclude) for name in cell]
-        used += [("baseline", name) for name in self.baseline or ()]
-        for key, name in used:
-            if name not in self.axes:
-                faults.append((key, f"'{name}' is no axis{nearest(name, self.axes)}"))
         if faults:
             raise Refused(faults)
         return self
+
+    def strangers(self) -> list[tuple[str, str]]:
+        """`(key, fault)` of names that are no axis. One of them may be right, and the axis misspelt."""
+        used = [(f"zip.{index}", name) for index, names in enumerate(self.zip) for name in names]
+        used += [(f"exclude.{index}", name) for index, cell in enumerate(self.exclude) for name in cell]
+        used += [("baseline", name) for name in self.baseline or ()]
+        return [(key, f"'{name}' is no axis{nearest(name, self.axes)}") for key, name in used if name not in self.axes]
 
 
 def _unusable(value: Any) -> list[str]:

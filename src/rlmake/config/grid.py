@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmake.config.experiment import GridTable
+from rlmake.config.faults import placed
 from rlmake.config.names import alike, number_of
 from rlmake.core.errors import ConfigError, Fault, nearest
 from rlmake.core.jsonio import canonical
@@ -43,8 +44,12 @@ def expand(table: GridTable, file: Path, faults: list[Fault]) -> list[Cell]:
     before = len(faults)
 
     def fault(key: str, message: str) -> None:
-        faults.append(Fault(message, key="experiment.grid" + (f".{key}" if key else ""), file=str(file)))
+        faults.extend(placed([Fault(message, "experiment.grid" + (f".{key}" if key else ""))], {}, str(file)))
 
+    for key, message in table.strangers():
+        fault(key, message)
+    if len(faults) > before:
+        return []
     spelled = _spelling(file)
     texts = {key: spelled.get(key) or [_plain(value) for value in values] for key, values in table.axes.items()}
     if not table.axes and not table.include:
