@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rlmake.config import EvalConfig, SFTConfig, parse
+from rlmake.config import EvalConfig, RLConfig, SFTConfig, parse
 from rlmake.config.shared import RunConfig
 from rlmake.core.errors import ConfigError, RunFailed, UserError
-from rlmake.launch import direct, rundir
+from rlmake.launch import direct, evaluate, rundir, train
 from rlmake.launch.attempt import allocate, record
 from rlmake.launch.inputs import check_inputs
 from rlmake.launch.resume import link_checkpoints
@@ -247,6 +247,30 @@ def test_a_file_that_built_data_does_not_have(tmp_path, monkeypatch):
         assert str(refused.value) == f"data.name: {said.format(name)}"
     config = parse(SFTConfig, {**raw_sft(tmp_path), "data": {"name": "outputs/t/data/data", "batch_size": 8}})
     check_inputs(config, [])
+
+
+def test_rows_that_an_environment_cannot_read_are_said_before_anything_starts(tmp_path):
+    source = {
+        "env": {"taskset": {"id": "reverse-text", "path": str(make(tmp_path / "rows.jsonl", '{"messages": []}'))}}
+    }
+    elsewhere = {**source, "name": "far", "serve": {"address": "tcp://host:1"}}
+    said = f"env.taskset.path: {tmp_path}/rows.jsonl: row 1: expected an object with text in 'prompt' and 'target'; "
+    sft = parse(SFTConfig, {**raw_sft(tmp_path), "inference": {}, "eval": {"source": [elsewhere, source]},
+                            "data": {"name": "a.jsonl", "batch_size": 8}})  # fmt: skip
+    model, renderer = {"name": str(tmp_path / "model")}, {"name": "qwen3"}
+    rl = parse(RLConfig, {"model": model, "inference": {}, "deployment": {"num_train_gpus": 0, "num_infer_gpus": 0},
+                          "orchestrator": {"renderer": renderer, "train": {"source": [source]},
+                                           "eval": {"source": [source]}}})  # fmt: skip
+    suite = parse(EvalConfig, {"source": [source], "client": {"base_url": "http://127.0.0.1:9/v1"}})
+    for start, keys in (
+        (lambda: train.preflight(sft), ["eval.source.1"]),
+        (lambda: train.preflight(rl), ["orchestrator.train.source.0", "orchestrator.eval.source.0"]),
+        (lambda: evaluate.run(suite, None, tmp_path / "out", identity={}), ["source.0"]),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            start()
+        assert str(refused.value).splitlines() == [f"{key}.{said}it has 'messages'" for key in keys]
+    assert not list((tmp_path / "out").glob("configs*"))
 
 
 def raw_sft(tmp_path: Path) -> dict:

@@ -13,6 +13,7 @@ from rlmake.evals import progress
 from rlmake.launch import rundir
 from rlmake.launch.attempt import allocate, record
 from rlmake.launch.components import Components, check_port
+from rlmake.launch.inputs import check_rows
 from rlmake.launch.interpreter import check_python
 from rlmake.launch.placement import gpu_ids
 from rlmake.launch.progress import Display
@@ -44,6 +45,7 @@ def run(
         kill_leftovers(out)
         if again and progress.started(out):
             cfg = cfg.model_copy(update={"resume": EvalResumeConfig(skip_checks=True)})
+        check_rows(("source", cfg.source))
         if cfg.inference is not None:
             check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
             check_python(cfg.inference)

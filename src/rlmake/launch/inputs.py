@@ -1,12 +1,14 @@
 """What a start needs on this machine, looked at before anything heavy is imported: models, data, tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlmake.build import local, names
 from rlmake.config import dump
 from rlmake.config.fields import Config
 from rlmake.core.errors import ConfigError, Fault
+from rlmake.envs import jsonl
 
 
 def check_inputs(cfg: Config, files: Sequence[Path], built: bool = True) -> None:
@@ -20,6 +22,19 @@ def check_inputs(cfg: Config, files: Sequence[Path], built: bool = True) -> None
     faults = [Fault(_not_there(value), key, where) for value, key in local.shortest(gone).items()]
     wrong = local.shortest((key, fault) for key, value in texts if (fault := local.fault(key, value)))
     faults += [Fault(fault, key, where) for fault, key in wrong.items()]
+    if faults:
+        raise ConfigError(faults)
+
+
+def check_rows(*sources: tuple[str, Iterable[Any]]) -> None:
+    """The first row of every environment's file, `(key, its sources)`, so that no engine is started for rows that the
+    environment cannot read. Raises `ConfigError`."""
+    faults = [
+        Fault(fault, f"{key}.{index}.env.taskset.path")
+        for key, listed in sources
+        for index, source in enumerate(listed)
+        if source.serve.address is None and (fault := jsonl.fault_of_first(source.env["taskset"]))
+    ]
     if faults:
         raise ConfigError(faults)
 

@@ -11,12 +11,14 @@ from loguru import logger
 from rlmake import checkpoint, monitors
 from rlmake.config import InferenceConfig, RLConfig, SFTConfig
 from rlmake.config.shared import ResumeConfig
+from rlmake.config.sources import OnlineEvalSource, TrainSource
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import RunContext
 from rlmake.launch import rundir
 from rlmake.launch.allocation import Allocation
 from rlmake.launch.attempt import Attempt, allocate, record
 from rlmake.launch.components import Components, check_port
+from rlmake.launch.inputs import check_rows
 from rlmake.launch.interpreter import check_python
 from rlmake.launch.nodes import NodeComponents, over_nodes
 from rlmake.launch.placement import gpu_ids, require_gpus
@@ -126,6 +128,7 @@ def preflight(cfg: TrainConfig) -> None:
     """What can be known to fail before anything is written: ports that are taken, GPUs that are not there."""
     place = cfg.deployment
     _warn(cfg)
+    check_rows(*_sources(cfg))
     if place.type == "multi_node":
         Allocation.of(place, managed=cfg.inference is not None)
         return
@@ -146,6 +149,13 @@ def preflight(cfg: TrainConfig) -> None:
             check_port(cfg.inference.server.host, cfg.inference.server.port, "inference.server.port")
         gpu_ids(place.num_train_gpus, skip=_inference_gpus(cfg))
         require_gpus(place.num_train_gpus + _inference_gpus(cfg))
+
+
+def _sources(cfg: TrainConfig) -> list[tuple[str, list[TrainSource] | list[OnlineEvalSource]]]:
+    if isinstance(cfg, SFTConfig):
+        return [("eval.source", cfg.eval.source)] if cfg.eval else []
+    evaluated = cfg.orchestrator.eval.source if cfg.orchestrator.eval else []
+    return [("orchestrator.train.source", cfg.orchestrator.train.source), ("orchestrator.eval.source", evaluated)]
 
 
 def place(cfg: TrainConfig) -> Allocation | None:

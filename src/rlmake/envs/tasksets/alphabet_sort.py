@@ -47,9 +47,9 @@ class AlphabetSortTaskset(vf.Taskset[SortTask, AlphabetSortConfig]):
     """The rows of a file, in its order."""
 
     def load(self):
-        expected = "an object with lists of names in 'turns'"
-        for data in jsonl.tasks(self.config.path, SortData, expected, ("turns",), ("id",)):
+        for data in jsonl.tasks(self.config.path, SortData, "alphabet-sort"):
             if not data.turns or not all(data.turns):
+                expected = jsonl.COLUMNS["alphabet-sort"].expected
                 raise ValueError(f"{self.config.path}: expected {expected}, not {data.turns}")
             first = rules.questions(data.turns)[0]
             yield SortTask(data.model_copy(update={"prompt": first}), self.config.task)

@@ -53,8 +53,7 @@ class PhoneBookTaskset(vf.Taskset[PersonTask, PhoneBookConfig]):
     """The rows of a file, in its order."""
 
     def load(self):
-        expected = "an object with text in 'prompt' and 'name'"
-        for data in jsonl.tasks(self.config.path, PersonData, expected, ("prompt", "name"), ("id",)):
+        for data in jsonl.tasks(self.config.path, PersonData, "phone-book"):
             yield PersonTask(data, self.config.task)
 
     @classmethod

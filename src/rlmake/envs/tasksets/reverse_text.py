@@ -59,10 +59,8 @@ class ReverseTextTaskset(vf.Taskset[ReverseTask, ReverseTextConfig]):
     """The rows of a file, in its order."""
 
     def load(self):
-        expected = "an object with text in 'prompt' and 'target'"
-        fields, optional = ("prompt", "target"), ("id", "demonstration")
         common = {"system_prompt": self.config.instruction}
-        for row in jsonl.tasks(self.config.path, ReverseData, expected, fields, optional, **common):
+        for row in jsonl.tasks(self.config.path, ReverseData, "reverse-text", **common):
             yield ReverseTask(row, self.config.task)
 
 
