@@ -3,13 +3,15 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from rlmake.build.explain import _of_grid
+from rlmake.build.explain import Change, _of_grid
+from rlmake.build.workflow import WORKING
 from rlmake.cli import verbs
 from rlmake.core.errors import UserError
 
@@ -89,6 +91,8 @@ def test_twelve_ablations_on_one_parent_killed_twice(project):
         "n": 2,
         "over": "seeds",
     }
+    for run in ("t/sft", "abl/lr/lr=1e-4,group_size=8,seed=1"):
+        assert all(Path("outputs", run, leaf).is_symlink() for leaf in WORKING), "nobody asked for the run itself"
     rows = list(csv.DictReader(Path("outputs/abl/lr/results.csv").read_text().splitlines()))
     assert rows[0]["cell"] == "lr=1e-5,group_size=4,seed=0" and rows[0]["trainer.optim.lr"] == "1e-5"
     page = Path(REPORT).read_text()
@@ -99,12 +103,27 @@ def test_twelve_ablations_on_one_parent_killed_twice(project):
     done = [line for line in project.build(REPORT) if line.startswith("train")]
     assert len(done) == 4 and all("lr=2e-4" in line for line in done), "only the edited value's cells run"
 
+    shutil.rmtree("outputs/t")
+    project.edit("t/sft.toml", "optim.lr = 1e-3", "optim.lr = 2e-3")
+    rows = {row["run"]: row for row in project.document(REPORT)["jobs"] if row["rule"] in ("train", "grid")}
+    (change,) = rows["t/sft"]["changes"]
+    assert (change["key"], change["before"], change["after"]) == ("optim.lr", 1e-3, 2e-3), "without a link"
+    (change,) = rows["abl/lr/lr=2e-4,group_size=8,seed=1"]["changes"]
+    assert change["key"] == "trainer.model.name" and change["before"] != change["after"]
+    assert len(rows) == 1 + 12 + 1
+    (told,) = rows["abl/lr"]["changes"]
+    assert told["key"] == "cells made anew" and len(told["after"].split(", ")) == 12
+
 
 def test_what_changed_about_a_grid_is_told_by_its_cells():
     before = {"cells": [["seed=0", {"seed": 0}, True], ["seed=1", {"seed": 1}, False]], "lost": {}}
     now = {"cells": [["seed=0", {"seed": 0}, False], ["seed=2", {"seed": 2}, True]], "lost": {"seed=2": "not built"}}
-    told = [(change.key, change.before, change.after) for change in _of_grid(before, now)]
-    assert told == [
+    found = _of_grid(before, now, "experiments/g.toml")
+    assert str(found[0]) == "cells added: seed=2 (experiments/g.toml)"
+    assert str(found[1]) == "cells removed: seed=1 (experiments/g.toml)"
+    many = Change("cells added", None, ", ".join(f"seed={n}" for n in range(9)))
+    assert str(many) == "cells added: seed=0, seed=1, seed=2 and 6 more"
+    assert [(change.key, change.before, change.after) for change in found] == [
         ("cells added", None, "seed=2"), ("cells removed", "seed=1", None),
         ("baseline", "seed=0", "seed=2"), ("cells lost", "", "seed=2"),
     ]  # fmt: skip
@@ -117,6 +136,7 @@ def test_failed_and_missing_cells_are_shown(project):
     code, _ = project.snakemake("-c", "2", f"outputs/{cell}/weights", TOY_DIVERGE=f"{cell} 3")
     assert code == 1
     assert project.plan(REPORT) == {"train": 2, "grid": 1, "publish_report": 1}, "the failed one is not tried again"
+    assert project.document(REPORT)["failed"] == [{"run": cell, "why": "diverged at step 3: loss nan"}]
     results = "outputs/abl/lr/results.json"
     with pytest.raises(UserError, match=r"2 jobs are to be done first.*--allow-missing"):
         verbs.load("report")(["abl/lr"])

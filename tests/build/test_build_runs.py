@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from build_snakemake import dry_run
 
-from rlmake.build import store
+from rlmake.build import explain, store
 from rlmake.cli import verbs
 
 pytestmark = pytest.mark.timeout(1200)  # dozens of processes; on an idle machine each of these takes well below 60 s
@@ -179,6 +179,23 @@ def test_a_step_inside_the_warm_up(project):
     project.edit("t/sft.toml", "warmup_steps = 3", "warmup_steps = 5")
     (line,) = project.refused("outputs/t/sft/weights")
     assert line.endswith("experiments/t/sft.toml: scheduler: warmup_steps = 5 exceeds max_steps = 4")
+
+
+def test_another_length_of_a_schedule_that_depends_on_it(project):
+    """A run that cannot be continued says so; its cost, and that of a fork, is known from the one that is there."""
+    project.edit("t/sft.toml", "ckpt.interval", "scheduler = {type = 'cosine', warmup_steps = 1}\nckpt.interval")
+    project.build("outputs/t/sft/checkpoints/step_4")
+    sft = (project.root / "experiments/t/sft.toml").read_text()
+    fork = "resume.dir = 'outputs/t/sft/checkpoints/step_4'\nmax_steps = 8"
+    project.write("t/fork.toml", sft.replace("max_steps = 4", fork).replace("cosine', warmup_steps = 1", "constant'"))
+    project.edit("t/sft.toml", "max_steps = 4", "max_steps = 6")
+    (row,) = [row for row in project.document("outputs/t/sft/weights")["jobs"] if row["rule"] == "train"]
+    told = [str(explain.Change(**change)) for change in row["changes"]]
+    assert told == [f"max_steps 4 → 6 (experiments/t/sft.toml): {explain.LENGTH}"]
+    assert row["hours"] > 0 and "as 1 earlier built alike" in row["rate"]
+    project.edit("t/sft.toml", "max_steps = 6", "max_steps = 4")
+    (row,) = [row for row in project.document("outputs/t/fork/weights")["jobs"] if row["rule"] == "train"]
+    assert row["run"] == "t/fork" and row["hours"] > 0 and "as 1 earlier built alike" in row["rate"]
 
 
 def test_failure_and_kill_keep_checkpoints(project):

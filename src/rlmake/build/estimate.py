@@ -22,7 +22,9 @@ from rlmake.core.errors import UserError
 from rlmake.core.jsonio import canonical, hash_bytes, read_json
 
 # Settings that change the result and not the work of a step.
-FREE = re.compile(r"(.*\.)?(optim|scheduler|loss|algo|seed|max_off_policy_steps|deterministic)(\..*)?")
+FREE = re.compile(
+    r"(.*\.)?(optim|scheduler|loss|algo|seed|max_off_policy_steps|deterministic|max_steps|ckpt|resume)(\..*)?"
+)
 LATEST = 5  # of earlier builds that are alike so many count, by their median
 
 

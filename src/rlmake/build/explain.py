@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlmake.build import plan, publish, store
 from rlmake.build.estimate import Estimates
+from rlmake.build.experiments import FOLDER
 from rlmake.build.fingerprint import leaves
 from rlmake.build.names import EXPORTS, OUTPUTS, Target
 from rlmake.build.plan import Needs, PlannedJob
@@ -19,12 +20,14 @@ from rlmake.config.layers import Composed
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import canonical
 
+LENGTH = "the schedule depends on it, so the run can't be continued and is trained from its start"
+
 
 @dataclass(frozen=True)
 class Change:
     """One difference between two builds, and the file that says the new value.
 
-    `default`: nobody wrote the value, the default in the code has changed.
+    `default`: nobody wrote the value, the default in the code has changed. `note`: what follows from it.
     """
 
     key: str
@@ -32,9 +35,15 @@ class Change:
     after: Any
     default: bool = False
     file: str | None = None
+    note: str | None = None
 
     def __str__(self) -> str:
         note = " (the default in the code has changed)" if self.default else f" ({self.file})" if self.file else ""
+        note += f": {self.note}" if self.note else ""
+        if self.key.startswith("cells ") and None in (self.before, self.after):
+            names = str(self.after or self.before).split(", ")
+            more = f" and {len(names) - 3} more" if len(names) > 4 else ""
+            return f"{self.key}: {', '.join(names[: 3 if more else 4])}{more}{note}"
         return f"{self.key} {_say(self.before)} → {_say(self.after)}{note}"
 
 
@@ -91,8 +100,8 @@ def explain(job: PlannedJob, registry: Registry, needs: Needs, estimates: Estima
     if damaged := needs.stale.get(job.output) or store.damage(artefact):
         reason, found = f"damaged: {damaged}", []
     else:
-        before = last_build(run, work)
-        found = changes(before, work, artefact.step) if before else []
+        before = last_build(registry, run, work)
+        found = [_with_note(change, work) for change in changes(before, work, artefact.step)] if before else []
         if found:
             reason = "changed since the last build"
         else:
@@ -115,7 +124,7 @@ def questions(registry: Registry, needs: Needs) -> list[tuple[Work, str]]:
     for stage, fingerprint in dict.fromkeys((artefact.stage, artefact.fingerprint) for artefact in needs.missing):
         work = registry.works[stage, fingerprint]
         run = work.facts["runs"][0]
-        before = last_build(run, work) if work.declared is not None else None
+        before = last_build(registry, run, work) if work.declared is not None else None
         if before is None or before["fingerprint"] == fingerprint:
             continue
         differ = changes(before, work)
@@ -145,8 +154,13 @@ class BudgetExceeded(UserError):
     exit_code = 3
 
 
-def last_build(run: str, work: Work) -> dict[str, Any] | None:
-    """The specification of what is published under a run's name now, None when nothing of this stage is."""
+def last_build(registry: Registry, run: str, work: Work) -> dict[str, Any] | None:
+    """The specification of what is published under a run's name now, else of its latest finished build in the store
+    (a grid's cell of which only the report was asked for has no link); None when there is none."""
+    return _published(run, work) or registry.built.get((work.stage, run, work.facts.get("leaf")))
+
+
+def _published(run: str, work: Work) -> dict[str, Any] | None:
     if not os.path.isdir(f"{OUTPUTS}/{run}"):
         return None
     leaf = {
@@ -170,15 +184,6 @@ def last_build(run: str, work: Work) -> dict[str, Any] | None:
     return None
 
 
-def last_stored(run: str, work: Work) -> dict[str, Any] | None:
-    """The specification of the latest finished build of a run in the store, published or not; for one whose link is
-    gone. None when there is none."""
-    there = {one.fingerprint for one in store.stored(f"{work.stage}-")}
-    specs = [store.read_spec(work.stage, one) for one in sorted(there) if store.spec_path(work.stage, one).is_file()]
-    same = [spec for spec in specs if run in spec.get("runs", ()) and spec.get("suite") == work.facts.get("suite")]
-    return max(same, key=lambda spec: spec["planned_at"], default=None)
-
-
 def published_unit(link: Path) -> tuple[str, str] | None:
     """`(stage, fingerprint)` of what a link into the store points to, the build's or a user's own (absolute, or a link
     to a link); None when it is none."""
@@ -200,14 +205,16 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
     defaults = work.defaults()
     raw = work.declared.raw if work.declared else {}
     if work.kind == "grid":
-        return _of_grid(before["semantic"], work.semantic) or _parents_changed(before, work)
-    old, new = dict(leaves(before["semantic"])), dict(leaves(work.semantic))
-    for key in dict.fromkeys([*old, *new]):
-        a, b = old.get(key), new.get(key)
-        if canonical(a) != canonical(b) and not _points(key):
-            default = key in before["defaults"] and key in defaults
-            found.append(Change(key, a, b, default, None if default else _origin(raw, key, work)))
-    found += _parents_changed(before, work)
+        file = f"{FOLDER}/{work.facts['grid']}.toml"
+        found += _of_grid(before["semantic"], work.semantic, file) or _cells_anew(before, work)
+    else:
+        old, new = dict(leaves(before["semantic"])), dict(leaves(work.semantic))
+        for key in dict.fromkeys([*old, *new]):
+            a, b = old.get(key), new.get(key)
+            if canonical(a) != canonical(b) and not _points(key):
+                default = key in before["defaults"] and key in defaults
+                found.append(Change(key, a, b, default, None if default else _origin(raw, key, work)))
+        found += _parents_changed(before, work)
     for key in dict.fromkeys([*before["revisions"], *work.revisions]):
         a, b = before["revisions"].get(key), work.revisions.get(key)
         if a != b:
@@ -219,6 +226,12 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
     return found
 
 
+def _with_note(change: Change, work: Work) -> Change:
+    """Why a training is not continued although only its length has changed."""
+    length = work.fixed_length and change.key.rpartition(".")[2] == "max_steps" and change.before is not None
+    return replace(change, note=LENGTH) if length else change
+
+
 def _parents_changed(before: dict[str, Any], work: Work) -> list[Change]:
     was = {parent["role"]: parent for parent in before["parents"]}
     pairs = [(parent["role"], _parent(was.pop(parent["role"], None)), _parent(parent)) for parent in work.parents]
@@ -226,17 +239,28 @@ def _parents_changed(before: dict[str, Any], work: Work) -> list[Change]:
     return [Change(role, a, b) for role, a, b in pairs if a != b]
 
 
-def _of_grid(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+def _cells_anew(before: dict[str, Any], work: Work) -> list[Change]:
+    """Of a grid the cells whose training or evaluations are others than before, although their names are the same."""
+    changed = {change.key for change in _parents_changed(before, work)}
+    cells = [
+        cell["name"]
+        for cell in work.facts["cells"]
+        if not changed.isdisjoint(f"{cell['name']}.{role}" for role in ("run", *(e["suite"] for e in cell["evals"])))
+    ]
+    return [Change("cells made anew", None, ", ".join(cells))] if cells else []
+
+
+def _of_grid(before: dict[str, Any], now: dict[str, Any], file: str) -> list[Change]:
     """Cells by their names: which came, which went, whether another one is the baseline, which are lost."""
     old, new = ({cell[0]: cell for cell in one.get("cells", ())} for one in (before, now))
     found = []
     if added := [name for name in new if name not in old]:
-        found.append(Change("cells added", None, ", ".join(added)))
+        found.append(Change("cells added", None, ", ".join(added), file=file))
     if gone := [name for name in old if name not in new]:
-        found.append(Change("cells removed", ", ".join(gone), None))
+        found.append(Change("cells removed", ", ".join(gone), None, file=file))
     base = [next((name for name, cell in cells.items() if cell[2]), None) for cells in (old, new)]
     if base[0] != base[1]:
-        found.append(Change("baseline", *base))
+        found.append(Change("baseline", *base, file=file))
     if before.get("lost") != now.get("lost"):
         found.append(Change("cells lost", ", ".join(before.get("lost") or ()), ", ".join(now.get("lost") or ())))
     return found

@@ -105,6 +105,8 @@ def needs(registry: Registry, asked: Iterable[str], *, everything: bool = False)
                 if why := publish.obstacle(link, clear):
                     raise UserError(why)
             artefact = registry.artefact(target)
+            if target.kind == "grid":
+                walk.found.failed |= registry.reports.failed_cells(target.run)
             if failed := registry.failure(artefact):
                 run, why = failed
                 walk.found.failed[run] = why

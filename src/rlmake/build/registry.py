@@ -282,6 +282,18 @@ class Registry:
         edges = Edges(self, suite.raw, suite.file)
         return suite, edges.resolve(suite.semantic()), edges, schema.dump(suite.config)
 
+    @functools.cached_property
+    def built(self) -> dict[tuple[str, str, str | None], dict[str, Any]]:
+        """`(stage, run, suite's leaf)` → the specification of the latest finished build of it in the store."""
+        found: dict[tuple[str, str, str | None], dict[str, Any]] = {}
+        for unit in dict.fromkeys((one.stage, one.fingerprint) for one in store.stored()):
+            if store.spec_path(*unit).is_file():
+                spec = store.read_spec(*unit)
+                for run in spec.get("runs", ()):
+                    key = (unit[0], run, spec.get("leaf"))
+                    found[key] = max(spec, found.get(key, spec), key=lambda one: one["planned_at"])
+        return found
+
     def failure(self, artefact: Artefact) -> tuple[str, str] | None:
         """`(run, failure)` that an artefact which is not there would run into: its own or a parent's."""
         if self.retry:

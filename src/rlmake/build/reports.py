@@ -153,6 +153,13 @@ class Reports:
         semantic = {"cells": [[c["name"], c["values"], c["baseline"]] for c in cells], "lost": lost}
         return self._keep("grid", name, parents, facts, semantic)
 
+    @functools.cache  # noqa: B019 - a registry lives as long as its process
+    def failed_cells(self, name: str) -> dict[str, str]:
+        """Run that failed for good → its failure in words, of the cells of a grid and what they rest on."""
+        works = (self.registry.work(run.name) for run in self.registry.runs.values() if run.grid == name)
+        found = (self.registry.failure(work.artefact("weights", work.last_step)) for work in works)
+        return dict(failed for failed in found if failed)
+
     def before(self, run_name: str) -> str | None:
         """The training whose weights a run began from, None where it began from a model that was not trained here."""
         work = self.registry.work(run_name)

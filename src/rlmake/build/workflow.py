@@ -253,21 +253,27 @@ class Driver(Jobs):
             and not (kept := card.DIFFS / f"{state['dirty']}.diff").is_file()
         ):
             write_bytes(kept, difference)
+        trained: list[str] = []
         for job in self.workflow.dag.needrun_jobs():
             stage = RULES.get(job.rule.name)
             work = stage and self.registry.works.get((stage, job.wildcards.fp))
             if work:
                 store.write_spec(work.spec(sorted(self.needs.steps.get(work.fingerprint, ())), moment))
+                trained += work.facts["runs"] if stage == "train" else ()
                 if self.options.retry_failed and stage == "train":
                     failure.forgive(work.artefact("checkpoint", 0).folder)
         self.registry.cache.save()
-        for name in dict.fromkeys(target.run for target in self.needs.targets if target.kind != "grid"):
+        asked = dict.fromkeys(target.run for target in self.needs.targets)
+        cells = [run.name for run in self.registry.runs.values() if run.grid in asked]
+        for name in dict.fromkeys([*(name for name in asked if name in self.registry.runs), *trained, *cells]):
             work = self.registry.work(name)
-            if work.stage == "train":
-                folder = work.artefact("checkpoint", 0).folder
+            folder = work.artefact("checkpoint", 0).folder if work.stage == "train" else None
+            if folder and (name in asked or folder.is_dir()):
                 for leaf in WORKING:
-                    (folder / leaf).mkdir(parents=True, exist_ok=True)
-                    publish.publish(Path(OUTPUTS) / name / leaf, folder / leaf)
+                    link = Path(OUTPUTS) / name / leaf
+                    if name in asked or not publish.obstacle(link):  # what nobody asked for stops nothing
+                        (folder / leaf).mkdir(parents=True, exist_ok=True)
+                        publish.publish(link, folder / leaf)
 
     def threads(self, stage: str) -> Any:
         """The number itself where all jobs of the stage take the same: thousands of calls less."""

@@ -37,7 +37,7 @@ def accept(argv: list[str]) -> int:
     if not args.reason or not args.reason.strip():
         raise UserError("--reason is needed: say why the two are equivalent")
     run = work.facts["runs"][0]
-    before = explain.last_build(run, work) or explain.last_stored(run, work)
+    before = explain.last_build(registry, run, work)
     if before is None:
         raise UserError(f"{args.target}: there is no earlier build to accept")
     if before["fingerprint"] == work.fingerprint:
