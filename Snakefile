@@ -56,3 +56,7 @@ include: "rules/report.smk"
 
 onstart:
     BUILD.start()
+
+
+onerror:
+    BUILD.after_error()

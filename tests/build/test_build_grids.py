@@ -161,6 +161,16 @@ def test_failed_and_missing_cells_are_shown(project):
     assert "results.json is a real file" in project.refused(REPORT)[0]
 
 
+def test_a_cell_that_diverges_costs_the_grid_neither_other_cells_nor_its_report(project):
+    project.write("abl/lr.toml", GRID.replace("[4, 8]", "[4]").replace("[1e-5, 3e-5, 1e-4]", "[1e-5, 3e-5]"))
+    cell = "abl/lr/lr=1e-5,group_size=4,seed=0"
+    code, output = project.snakemake("-c", "1", REPORT, TOY_DIVERGE=f"{cell} 3")
+    assert code == 1 and f"without the cells that failed: {REPORT}" in output
+    found = json.loads(Path("outputs/abl/lr/results.json").read_text())
+    assert [one["state"] for one in found["cells"]] == ["failed", "done", "done", "done"]
+    assert project.plan(REPORT) == {} and project.document(REPORT)["failed"][0]["run"] == cell
+
+
 def test_parity_of_trainer_and_engine(project):
     """A target of its own, not part of `all`: it rests on the weights and on the data that prompts are taken from."""
     target = "outputs/t/sft/parity/report.json"

@@ -180,6 +180,7 @@ RULE_OF = {
     "data": "data", "model": "model", "eval": "evaluate", "parity": "parity", "best": "best", "report": "report",
     "grid": "grid",
 }  # fmt: skip
+GRID_RULES = ("publish_report", "publish_results")
 EXPORT_RULE = {"checkpoint": "train", "weights": "export", "weights-FP8": "export_fp8", "adapter": "export_adapter"}
 
 
@@ -200,7 +201,7 @@ def publishing_rule(target: Target) -> str:
         "eval": "publish_evaluation" if target.step is None else "publish_evaluation_of_step",
         "parity": "publish_parity",
         "report": "publish_report",
-        "grid": "publish_report" if target.rest == "report.html" else "publish_results",
+        "grid": GRID_RULES[target.rest != "report.html"],
     }[target.kind]
 
 

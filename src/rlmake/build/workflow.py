@@ -143,6 +143,9 @@ class Jobs:
 
     link = published
 
+    def after_error(self) -> None:
+        """Nothing: the driver sees to it."""
+
 
 class Driver(Jobs):
     """The process that plans: it reads every experiment file and knows the names."""
@@ -274,6 +277,23 @@ class Driver(Jobs):
                     if name in asked or not publish.obstacle(link):  # what nobody asked for stops nothing
                         (folder / leaf).mkdir(parents=True, exist_ok=True)
                         publish.publish(link, folder / leaf)
+
+    def after_error(self) -> None:
+        """Cells that failed for good in this build are not waited for: where nothing else is left to do for a grid's
+        report, it is made now."""
+        try:
+            registry, ready = Registry.load(), []
+            for path in [target.path for target in self.needs.targets if target.kind == "grid"]:
+                needs = plan.needs(registry, [path])
+                rules = {job.rule for job in plan.jobs(registry, needs)}
+                if needs.failed.keys() - self.needs.failed.keys() and rules <= {"grid", *plan.GRID_RULES}:
+                    ready.append(path)
+        except UserError:  # what has become of the files meanwhile
+            return
+        if ready:
+            print(f"without the cells that failed: {', '.join(ready)}", file=sys.stderr, flush=True)
+            command = [sys.executable, "-m", "snakemake", "-s", self.workflow.main_snakefile, "-c", "1", *ready]
+            subprocess.run([*command, "--quiet", "all"], check=False)
 
     def threads(self, stage: str) -> Any:
         """The number itself where all jobs of the stage take the same: thousands of calls less."""
