@@ -214,6 +214,15 @@ def test_best_checkpoint_and_other_formats(project):
     assert "trains all weights; only a run with model.lora has an adapter" in line
     (line,) = project.refused("outputs/t/rl/exports/best/weights")
     assert "give it a table [experiment.best]" in line
+    for best, why in (
+        ('metric = "rewrd"', "best.metric: reverse-text has no number 'rewrd'; did you mean 'reward'?; there are"),
+        ('metric = "pass@4"', "best.metric: reverse-text has no number 'pass@4'"),
+        ('env = "reverse-txt"', "best.env: suite held has no environment 'reverse-txt'; did you mean 'reverse-text'?"),
+    ):
+        project.edit("t/sft.toml", '"held"}', f'"held", {best}}}')
+        (line,) = project.refused(target)
+        assert f"experiments/t/sft.toml: experiment.{why}" in line
+        project.edit("t/sft.toml", f'"held", {best}}}', '"held"}')
     project.edit("t/sft.toml", 'suite = "held"', 'suite = "hold"')
     (line,) = project.refused(target)
     assert "there is no suite experiments/evals/hold.toml; did you mean 'held'?" in line

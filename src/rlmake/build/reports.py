@@ -10,7 +10,8 @@ from rlmake.build.experiments import CLASSES
 from rlmake.build.fingerprint import fingerprint
 from rlmake.build.work import Work
 from rlmake.config import parity
-from rlmake.core.errors import ConfigError, Fault
+from rlmake.config.eval import numbers
+from rlmake.core.errors import ConfigError, Fault, nearest
 
 if TYPE_CHECKING:
     from rlmake.build.registry import Registry
@@ -65,12 +66,26 @@ class Reports:
         return self._keep("report", run_name, parents, facts, {})
 
     def fault_of_best(self, run_name: str) -> Fault | None:
-        """What is missing for a choice of the best checkpoint."""
+        """What is wrong with a choice of the best checkpoint."""
         run = self.registry.runs[run_name]
-        if run.best is None or self.registry.work(run_name).interval:
+        if run.best is None:
             return None
-        message = "needs ckpt.interval: it says which checkpoints there are to choose from"
-        return Fault(message, "experiment.best", run.file)
+        if not self.registry.work(run_name).interval:
+            message = "needs ckpt.interval: it says which checkpoints there are to choose from"
+            return Fault(message, "experiment.best", run.file)
+        best, suite = run.best, self.registry.suites.get(run.best.suite)
+        if suite is None:
+            return None  # a fault of its own
+        envs = {source.name: source for source in suite.config.source}
+        if best.env is not None and best.env not in envs:
+            message = f"suite {best.suite} has no environment '{best.env}'{nearest(best.env, envs)}"
+            return Fault(message, "experiment.best.env", run.file)
+        for name, source in envs.items():
+            there = numbers(source.group_size)
+            if best.env in (None, name) and best.metric not in there:
+                message = f"{name} has no number '{best.metric}'{nearest(best.metric, there)}; there are "
+                return Fault(message + ", ".join(there), "experiment.best.metric", run.file)
+        return None
 
     def best(self, run_name: str) -> Work:
         """Identity of the weights of a run's best checkpoint: its evaluations at every checkpoint, and the metric."""

@@ -160,3 +160,15 @@ class EvalConfig(SharingConfig):
     def auto_name(self, short_id: str) -> str:
         """A name for an evaluation that was given none."""
         return auto_name([source.taskset_id for source in self.source], self.model, short_id)
+
+
+def ks(group_size: int) -> list[int]:
+    """The k for which pass@k is given: powers of two up to the group size, and the group size."""
+    return sorted({2**n for n in range(group_size.bit_length()) if 2**n <= group_size} | {group_size})
+
+
+def numbers(group_size: int) -> list[str]:
+    """The numbers of an environment in report.json by which checkpoints can be compared; `reward` is its mean."""
+    k = ks(group_size)
+    scores = [f"avg@{group_size}", *(f"pass@{n}" for n in k), *(f"pass^{n}" for n in k)]
+    return ["reward", *scores, "truncated", "failed", "timeouts", "output_tokens"]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlmake.config.eval import ks
 from rlmake.core.stats import mean_ci95, pass_at_k, pass_hat_k
 from rlmake.evals.records import EnvResult, EpisodeRecord
 
@@ -32,11 +33,6 @@ def by_task(records: Sequence[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
 def task_means(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     """Mean reward by task key."""
     return {key: _mean([record.reward for record in found]) for key, found in by_task(records).items()}
-
-
-def ks(group_size: int) -> list[int]:
-    """The k for which pass@k is given: powers of two up to the group size, and the group size."""
-    return sorted({2**n for n in range(group_size.bit_length()) if 2**n <= group_size} | {group_size})
 
 
 def summarise(result: EnvResult) -> dict[str, Any]:
