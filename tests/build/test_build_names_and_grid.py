@@ -72,6 +72,12 @@ def test_runs_inside_runs():
     assert names.nested(["a", "a/b", "ab", "c/d"]) == [("a", "a/b")]
 
 
+def test_the_name_of_before_an_axis_was_added_leads_to_what_it_has_become():
+    cells = [f"abl/lr=1,seed={seed},t={t}" for seed in (1, 0) for t in (0.7, 1.0)]
+    fault = parse_target("outputs/abl/lr=1,seed=0/weights", cells, ["abl"])
+    assert fault.endswith("an axis was added: there are 'lr=1,seed=0,t=0.7', 'lr=1,seed=0,t=1.0'")
+
+
 def cells(tmp_path: Path, text: str):
     file = tmp_path / "g.toml"
     file.write_text(f'[experiment]\nkind = "rl"\n[experiment.grid]\n{text}')

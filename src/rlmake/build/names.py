@@ -159,5 +159,12 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) 
 def _no_cell(path: str, grid: str, cell: str, runs: Collection[str]) -> str:
     cells = [name.removeprefix(f"{grid}/") for name in runs if name.startswith(f"{grid}/")]
     same = next((one for one in cells if alike(one, cell)), None)
-    hint = f"; that is written '{same}' there" if same else nearest(cell, cells) or f"; one is called '{cells[0]}'"
+    longer = [f"'{one}'" for one in cells if one.startswith(f"{cell},")]
+    if same:
+        hint = f"; that is written '{same}' there"
+    elif longer:
+        more = f" and {len(longer) - 4} more" if len(longer) > 5 else ""
+        hint = f"; an axis was added: there are {', '.join(longer[: 4 if more else 5])}{more}"
+    else:
+        hint = nearest(cell, cells) or f"; one is called '{cells[0]}'"
     return f"{path}: the grid experiments/{grid}.toml has no cell '{cell}'{hint}"
