@@ -142,3 +142,10 @@ def test_best_is_checked_when_files_are_read(project):
 
 def test_pins_and_surveys_of_an_empty_store(project):
     assert garbage.survey(Registry.load()) == []
+
+
+def test_a_pin_is_the_reason_that_is_said_although_a_link_shows_it_too(built, capsys):
+    link("outputs/gone/weights", (OLD / "weights").absolute())
+    garbage.pin(("train", OLD.name.removeprefix("train-")), "outputs/gone/weights", "the paper's")
+    (line,) = [line for line in gc(capsys, "--dry-run") if OLD.name in line]
+    assert line.startswith("keep") and line.endswith("pinned: outputs/gone/weights, the paper's")

@@ -89,14 +89,14 @@ def needed(registry: Registry) -> dict[Unit, str]:
         if run.best:
             best = registry.reports.best(run.name)
             keep((best.stage, best.fingerprint), f"declared: {run.name}")
-    for link, unit in published():
-        if os.path.exists(link):
-            keep(unit, f"published: {link}, until that link is deleted")
     for pin in pins():
         keep(
             (pin["stage"], pin["fingerprint"]),
             f"pinned: {pin['target']}" + (f", {pin['reason']}" if pin["reason"] else ""),
         )
+    for link, unit in published():
+        if os.path.exists(link):
+            keep(unit, f"published: {link}, until that link is deleted")
     now = time.time()
     for folder in STORE.iterdir() if STORE.is_dir() else []:
         unit = (folder.name.partition("-")[0], folder.name.partition("-")[2])
