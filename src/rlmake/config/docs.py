@@ -27,6 +27,7 @@ PAGES = (
     ("InitConfig", "init"),
     ("ImportConfig", "import"),
 )
+REFUSED = {item.key for item in UNBUILT if item.refuse is None and "." not in item.key}  # wherever they stand
 Seen = dict[type, str]
 
 
@@ -73,7 +74,8 @@ def _table(section: Section) -> Iterator[str]:
 
 def _line(row: Row) -> str:
     default = row.default if row.default == "required" else _code(row.default)
-    return f"| {_code(row.key)} | {_escape(row.type)} | {default} | {row.kind} | {_escape(row.doc)} |"
+    unbuilt = " Not built yet: refused." if row.key in REFUSED else ""
+    return f"| {_code(row.key)} | {_escape(row.type)} | {default} | {row.kind} | {_escape(row.doc)}{unbuilt} |"
 
 
 def _code(text: str) -> str:
