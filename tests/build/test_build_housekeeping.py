@@ -128,6 +128,11 @@ def test_verbs_on_a_build(project, call, tmp_path):
     assert "does not count: log.level none → debug" in lines
     with pytest.raises(UserError, match="did you mean 't/other'"):
         call("diff", "t/sft", "t/othr")
+    fork = 'resume.dir = "outputs/t/sft/checkpoints/step_2"\nmax_steps = 4'
+    project.write("t/fork.toml", Path("experiments/t/sft.toml").read_text().replace("max_steps = 4", fork))
+    for pair in (("t/sft", "t/fork"), ("t/fork", "t/sft")):
+        assert not any("ckpt.skip" in line for line in call("diff", *pair)), "nobody wrote that"
+        assert any("resume.dir" in line for line in call("diff", *pair))
 
 
 def test_a_changed_default_asks(project, call):
@@ -164,11 +169,16 @@ def test_adopt(project, call, tmp_path):
     foreign.mkdir()
     with pytest.raises(UserError, match="no model directory"):
         call("adopt", str(foreign), "--as", WEIGHTS)
+    with pytest.raises(UserError, match="say with --as which declared target it is"):
+        call("adopt", str(foreign))
     (foreign / "config.json").write_text("{}")
     (foreign / "model.safetensors").write_text("theirs")
     assert "not known" in call("adopt", str(foreign), "--as", WEIGHTS)[1]
     assert project.plan(WEIGHTS) == {} and (foreign / "config.json").exists()
     assert json.loads("\n".join(call("card", WEIGHTS, "--json")))["origin"] == "adopted"
+    lines = call("card", WEIGHTS)
+    assert "hardware   not known" in lines and "cost       not known; its line 0.0 GPU-hours" in lines
+    assert not any("None" in line for line in lines if line.startswith(("made", "cost", "commit", "hardware")))
     with pytest.raises(UserError, match="is built already"):
         call("adopt", str(foreign), "--as", WEIGHTS)
 
@@ -251,6 +261,12 @@ def test_new(project, call):
         (["abl/suite", "--template", "suite"], "a suite lies below experiments/evals/"),
         (["evals/x", "--template", "rl"], "lie suites only"),
         (["evals/x", "--from", "t/rl"], "is no suite"),
+        (["x", "--template", "imports"], "no such template; did you mean 'import'.; there are rl, sft, data, init"),
+        (["abl/mine", "--template", "import"], "models/mine: no such file.*give --set source.path=VALUE"),
+        (
+            ["x", "--from", "t/sft", "--set", "optim.lrr=2"],
+            "unknown key; did you mean 'lr'.*no plan would work with it$",
+        ),
         (["abl/new/rows", "--template", "data"], "was not written.*--set source.paths.train=VALUE"),
         (["x", "--from", "t/rl", "--set", "orchestrator.train.source.1.env.id=x"], "a list of 1, there is no 1"),
         (["x", "--from", "t/rl", "--set", "orchestrator=3"], "is a table there"),
@@ -260,6 +276,11 @@ def test_new(project, call):
         with pytest.raises(UserError, match=f"(?s){words}"):
             call("new", *argv)
     assert not Path("experiments/abl/new").exists(), "what would stop every plan leaves nothing behind"
+    assert call("new", "small", "--template", "init", "--set", "tokenizer.text=outputs/t/data/data/train.jsonl")
+    shutil.copytree(project.root / "site", "models/mine")
+    Path("models/mine/config.json").write_text("{}")
+    assert call("new", "mine", "--template", "import")[0].endswith("rlmake plan outputs/mine/weights")
+    assert project.plan("outputs/small/weights", "outputs/mine/weights")["model"] == 2
     assert call("new", "rows", "--template", "data", "--set", "source.paths.train=rows.jsonl")[0].endswith("rows/data")
 
 

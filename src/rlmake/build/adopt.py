@@ -15,7 +15,7 @@ from typing import Any
 from rlmake.build import card, provenance, publish, store
 from rlmake.build.experiments import CLASSES
 from rlmake.build.explain import changes
-from rlmake.build.names import Target
+from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
 from rlmake.build.work import Work
@@ -37,6 +37,9 @@ def adopt(registry: Registry, folder: Path, path: str | None, moment: Record) ->
         raise UserError(f"{folder}: {'a link; give what it points to' if folder.is_symlink() else 'no such directory'}")
     if (folder / publish.DIRECT).is_file() or numbered(folder / "checkpoints"):
         return _run(registry, folder, path, moment)
+    if path is None and not folder.absolute().is_relative_to(Path(OUTPUTS).absolute()):
+        kind = "a model of your own is the weights of a run of kind 'import'"
+        raise UserError(f"{folder}: lies outside {OUTPUTS}/: say with --as which declared target it is; {kind}")
     target = registry.target(path or folder.as_posix())
     artefact, work = registry.artefact(target), registry.work(target.run)
     if target.kind not in ("weights", "checkpoint", "data") or target.inside:

@@ -53,12 +53,11 @@ def document(registry: Registry, needs: Needs) -> dict[str, Any]:
     `jobs`: {rule, run, target, output, reason, changes, reuses, gpus, gpu_hours, hours, rate} each; `gpu_hours` and
     `hours` are None where nothing like it was measured and no rate is stated; `rate` says what an estimate rests on.
     `totals`: {jobs, gpu_hours, hours, unknown, reused, free}: sums of what is known, trainings and evaluations of
-    unknown cost, targets that are there already, and what went into all that is reused.
+    unknown cost, results that are there and used (of a line the last that is whole), and what went into all of it.
     """
     estimates = Estimates(registry)
     rows = [explain(job, registry, needs, estimates) for job in plan.jobs(registry, needs)]
     unknown = [row for row in rows if row["hours"] is None and row["rule"] in ("train", "evaluate")]
-    whole = {link: artefact for link, artefact in needs.links.items() if artefact in needs.whole}
     return {
         "jobs": rows,
         "failed": [{"run": run, "why": text} for run, text in needs.failed.items()],
@@ -68,7 +67,7 @@ def document(registry: Registry, needs: Needs) -> dict[str, Any]:
             "gpu_hours": round(sum(row["gpu_hours"] or 0.0 for row in rows), 4),
             "hours": round(sum(row["hours"] or 0.0 for row in rows), 4),
             "unknown": len(unknown),
-            "reused": len(whole),
+            "reused": len(needs.whole),
             "free": estimates.spent(needs.whole),
         },
     }
@@ -209,12 +208,16 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
         found += _of_grid(before["semantic"], work.semantic, file) or _cells_anew(before, work)
     else:
         old, new = dict(leaves(before["semantic"])), dict(leaves(work.semantic))
+        silent: list[Change] = []  # of a table that only one of the two has, and nobody wrote
         for key in dict.fromkeys([*old, *new]):
             a, b = old.get(key), new.get(key)
             if canonical(a) != canonical(b) and not _points(key):
                 default = key in before["defaults"] and key in defaults
-                found.append(Change(key, a, b, default, None if default else _origin(raw, key, work)))
+                unsaid = (key not in old and key in defaults) or (key not in new and key in before["defaults"])
+                change = Change(key, a, b, default, None if default or unsaid else _origin(raw, key, work))
+                (silent if unsaid else found).append(change)
         found += _parents_changed(before, work)
+        found = found or silent
     for key in dict.fromkeys([*before["revisions"], *work.revisions]):
         a, b = before["revisions"].get(key), work.revisions.get(key)
         if a != b:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def card(argv: list[str]) -> int:
         return 0
     step = f" step {record['step']}" if record["step"] is not None else ""
     code, hardware = record["code"], record["hardware"]
-    commit = (code.get("commit") or "no git")[:12] + (f" + changes {code['dirty']}" if code.get("dirty") else "")
+    commit = (code.get("commit") or ("no git" if "commit" in code else "not known"))[:12]
+    commit += f" + changes {code['dirty']}" if code.get("dirty") else ""
     rows = [
         ("name", ", ".join(record["runs"])),
         ("what", f"{record['work']} {record['kind']}{step} ({record['origin']})"),
@@ -42,14 +44,20 @@ def card(argv: list[str]) -> int:
         *(("evaluated", _evaluated(entry)) for entry in record["evaluations"]),
         ("commit", commit),
         ("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
-        ("hardware", ", ".join(str(value) for value in hardware.values() if value)),
-        ("made", f"{record['started']} to {record['ended']}"),
-        ("cost", f"{record['seconds']} s, {record['gpu_hours']} GPU-hours; its line {record['gpu_hours_of_lineage']}"),
+        ("hardware", ", ".join(str(value) for value in hardware.values() if value) or "not known"),
+        ("made", f"{record['started']} to {record['ended']}" if record["started"] else f"until {record['ended']}"),
+        ("cost", _cost(record)),
         *(("lineage", f"{row['name']} {row['stage']}-{row['fingerprint']}{_at(row)}") for row in record["lineage"]),
     ]
     for key, value in rows:
         print(f"{key:<10} {value}")
     return 0
+
+
+def _cost(record: dict[str, Any]) -> str:
+    known = record["seconds"] is not None
+    own = f"{record['seconds']} s, {record['gpu_hours'] or 0.0} GPU-hours" if known else "not known"
+    return f"{own}; its line {record['gpu_hours_of_lineage']} GPU-hours"
 
 
 def _there(path: Path) -> Path:
@@ -87,8 +95,9 @@ def diff(argv: list[str]) -> int:
     first, second = (_named(registry, name) for name in (args.first, args.second))
     if first.kind != second.kind:
         raise UserError(f"{args.first} is of kind {first.kind}, {args.second} of kind {second.kind}")
-    before = {"semantic": first.semantic, "defaults": {}, "parents": first.parents, "revisions": first.revisions}
-    counts = explain.changes(before | {"fingerprint": first.fingerprint, "steps": []}, second)
+    before = {key: getattr(first, key) for key in ("semantic", "parents", "revisions", "fingerprint")}
+    counts = explain.changes(before | {"defaults": first.defaults(), "steps": []}, second)
+    counts = [replace(change, default=False) for change in counts]
     if first.last_step != second.last_step:
         counts.append(explain.Change("max_steps", first.last_step, second.last_step))
     shown = {change.key for change in counts}

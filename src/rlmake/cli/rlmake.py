@@ -152,7 +152,8 @@ def _print(document: dict[str, Any]) -> None:
         print(f"{jobs}, {totals['gpu_hours']:.4g} GPU-hours, {_hours(totals['hours'])}", end="")
         print(f", {totals['unknown']} of unknown cost" if totals["unknown"] else "", end="")
     if totals["reused"]:
-        print(f"; {totals['reused']} of what is asked for is there already", end="")
+        results = f"{totals['reused']} result{'s' * (totals['reused'] != 1)}"
+        print(f"; {results} there already", end="")
     free = totals["free"]
     if free["hours"]:
         print(f"; reused for free: {free['gpu_hours']:.4g} GPU-hours, {_hours(free['hours'])}", end="")

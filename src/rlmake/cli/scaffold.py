@@ -16,14 +16,14 @@ from rlmake.build.registry import Registry
 from rlmake.config.layers import keys_by_line
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 
-TEMPLATES = ("rl", "sft", "data", "suite")
+TEMPLATES = ("rl", "sft", "data", "init", "import", "suite")
 
 
 def new(argv: list[str]) -> int:
     """Write an experiment file to begin with: from a template, or from another experiment with its comments."""
     parser = argparse.ArgumentParser(prog="rlmake new", description=new.__doc__)
     parser.add_argument("name", help="the run's name: experiments/<name>.toml; a suite's: evals/<name>")
-    parser.add_argument("--template", choices=TEMPLATES, help="what to begin with (default: rl; suite below evals/)")
+    parser.add_argument("--template", help=f"{', '.join(TEMPLATES)} (default: rl; suite below evals/)")
     parser.add_argument("--from", dest="source", metavar="RUN", help="an experiment to copy instead")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key; VALUE as in TOML"
@@ -32,6 +32,9 @@ def new(argv: list[str]) -> int:
     name = args.name.removesuffix(".toml").removeprefix(f"{FOLDER}/")
     file = FOLDER / f"{name}.toml"
     _check_place(args.name, name, file)
+    if args.template not in (None, *TEMPLATES):
+        hint = f"{nearest(args.template, TEMPLATES)}; there are {', '.join(TEMPLATES)}"
+        raise UserError(f"--template {args.template}: no such template{hint}")
     if args.source and args.template:
         raise UserError("give either --from or --template")
     suite = file.is_relative_to(SUITES)
@@ -76,9 +79,10 @@ def _write(file: Path, text: str) -> Registry | None:
         file.unlink()
         for folder in made:
             folder.rmdir()
-        key = next((fault.key for fault in faults if fault.key), "KEY")
-        hint = Fault(f"was not written: no plan would work with it; give --set {key}=VALUE", file=str(file))
-        raise ConfigError([*faults, hint]) from None
+        key = next((fault.key for fault in faults if fault.key and not fault.message.startswith("unknown key")), None)
+        hint = f"; give --set {key}=VALUE" if key else ""
+        refused = Fault(f"was not written: no plan would work with it{hint}", file=str(file))
+        raise ConfigError([*faults, refused]) from None
 
 
 def _target(registry: Registry | None, name: str) -> str:
