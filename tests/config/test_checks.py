@@ -217,6 +217,7 @@ OTHERS = [
     ("EnvServerConfig", {"name": ...}, "name: is needed"),
     ("DataConfig", {"source": {"min_chars": 9, "max_chars": 8}}, "source.min_chars: must be ≤ max_chars = 8, not 9"),
     ("DataConfig", {"source": {"type": "file"}}, "source.paths: is needed"),
+    ("DataConfig", {"source": {"type": "made", "task": "kuhn-poker", "num_heldout": 3}}, "source.num_heldout: must be 0 for kuhn-poker"),
     ("DataConfig", {"source": {"type": "file", "paths": {}}}, "source.paths: needs at least 1"),
     ("DataConfig", {"source": {"type": "file", "paths": {"../x": "a"}}}, "source.paths.../x: '../x' is no safe name"),
     ("DataConfig", {"source": {"type": "files"}}, "source: type: expected 'pydoc-phrases', 'file', 'made', 'reasoning-gym', not 'files'; did you mean 'file'?"),
@@ -315,6 +316,11 @@ def test_curriculum(monkeypatch):
         ({"num_train_gpus": 1, "num_infer_gpus": 3}, {"inference": {"vllm": {"tensor_parallel_size": 2}}}, "3 is not a multiple of"),
         ({"num_train_gpus": 3, "num_infer_gpus": 0}, {"trainer": {"model": {"cp": 2}}}, "trainer.model.cp: 2 does not divide the trainer's 3"),
         (CPU, {"weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type: 'nccl' needs a GPU on either side"),
+        (
+            {"num_train_gpus": 1, "num_infer_gpus": 0},
+            {"inference": ..., "weight_broadcast": {"type": "nccl", "quantize_in_weight_transfer": True}},
+            "weight_broadcast.quantize_in_weight_transfer: needs [inference]",
+        ),
         (
             {"num_train_gpus": 1, "num_infer_gpus": 1},
             {"weight_broadcast": {"type": "nccl"}, "trainer": {"model": {"lora": {}}}},

@@ -48,6 +48,8 @@ def test_axes_stand_beside_the_words_of_a_grid_quoted_or_nested(load):
         ('kind = "rl"\nevals = ["../a"]', "experiment.evals.0: '..' is no safe name"),
         ('kind = "rl"\nevals = ["a", "a"]', "run.toml:3: experiment.evals: names a suite twice"),
         ("[experiment.grid]\nseed = [0]", "experiment.grid: needs a kind"),
+        ('kind = "data"\nseconds_per_step = 1', "run.toml:3: experiment.seconds_per_step: a file of kind data trains nothing"),
+        ('kind = "init"\nbest.suite = "a"', "experiment.best: a file of kind init trains nothing"),
         ('kind = "rl"\n[experiment.grid]\nseed = []', "experiment.grid.seed: an axis needs at least one value"),
         ('kind = "rl"\n[experiment.grid]\nseed = 3', "experiment.grid.seed: expected a list"),
         ('kind = "rl"\n[experiment.grid]\nseed = [0]\na = [1, 2]\nzip = ["seed", "a"]', "experiment.grid.zip.0: axes of one zip need equally many"),
