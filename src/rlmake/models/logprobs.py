@@ -45,8 +45,13 @@ def log_distribution(logits: Tensor, temperatures: Tensor | None) -> Tensor:
 class _Kernel(Protocol):
     """How a chunk of products [R, V] is scored."""
 
-    def score(self, z: Tensor, targets: Tensor, temperatures: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(logprob [R], entropy [R], what the gradient needs beside `z` [R], what is kept in place of `z` [R, V])."""
+    def score(
+        self, z: Tensor, targets: Tensor, temperatures: Tensor | None, entropies: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(logprob [R], entropy [R], what the gradient needs beside `z` [R], what is kept in place of `z` [R, V]).
+
+        Without `entropies` the second may be anything of that shape.
+        """
 
     def again(self, z: Tensor, temperatures: Tensor | None) -> Tensor:
         """What would have been kept."""
@@ -63,8 +68,11 @@ class _Kernel(Protocol):
 class Plain:
     """log-softmax as torch has it, every value in fp32."""
 
-    def score(self, z, targets, temperatures):
+    def score(self, z, targets, temperatures, entropies):
         logp = log_distribution(z.float(), temperatures)
+        if not entropies:
+            chosen = logp.gather(1, targets[:, None])[:, 0]
+            return chosen, chosen, chosen, logp.exp_()
         probabilities = logp.exp()
         entropy = -(probabilities * logp.clamp_min(torch.finfo(logp.dtype).min)).sum(-1)
         return logp.gather(1, targets[:, None])[:, 0], entropy, entropy, probabilities
@@ -90,7 +98,7 @@ class Fused:
     def __init__(self, compiled: bool):
         self._forward, self._backward = (_compiled(f) if compiled else f for f in (_fused_score, _fused_gradient))
 
-    def score(self, z, targets, temperatures):
+    def score(self, z, targets, temperatures, entropies):
         logp, entropy, log_z = self._forward(z, targets, temperatures)
         return logp, entropy, log_z, z
 
@@ -137,12 +145,12 @@ def _kernel(gpu: bool) -> Plain | Fused:
 
 class _Scored(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, targets, temperatures, kernel, rows):
+    def forward(ctx, hidden, weight, targets, temperatures, kernel, rows, wanted):
         keep = kernel.keeps(hidden.shape[0] * weight.shape[0] * (4 if isinstance(kernel, Plain) else hidden.itemsize))
         logprobs, entropies, extras, kept = [], [], [], []
         for part in _parts(hidden.shape[0], rows):
             z = _products(hidden[part], weight)
-            logp, entropy, extra, big = kernel.score(z, targets[part], _slice(temperatures, part))
+            logp, entropy, extra, big = kernel.score(z, targets[part], _slice(temperatures, part), wanted)
             logprobs.append(logp)
             entropies.append(entropy)
             extras.append(extra)
@@ -165,7 +173,7 @@ class _Scored(torch.autograd.Function):
             d_logits = ctx.kernel.gradient(kept, ctx.extras[index], targets[part], scaled, grad[part]).to(weight.dtype)
             grad_hidden[part] = d_logits @ weight
             grad_weight = _add_product(grad_weight, d_logits, hidden[part], last=part.stop == hidden.shape[0])
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
 
 
 def _parts(total: int, rows: int) -> Iterator[slice]:
@@ -194,18 +202,20 @@ def token_logprobs(
     temperatures: Tensor | None = None,
     chunk: int | None = None,
     kernel: Plain | Fused | None = None,
+    entropies: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Logprob of `targets` [T] under softmax(hidden · headᵀ / temperature), and that distribution's entropy, fp32 [T].
 
     hidden [T, width], head [V, width], temperatures [T] > 0 or None for 1. Gradients reach hidden and head through the
-    logprobs only; entropies carry none. Logits exist for a chunk of rows at a time: `chunk` of them on a GPU.
+    logprobs only; entropies carry none, and are not to be used where they were not asked for. Logits exist for a chunk
+    of rows at a time: `chunk` of them on a GPU.
     """
     kernel = kernel or _kernel(hidden.is_cuda)
     rows = kernel.rows(lm_head_weight.shape[0], chunk)
-    return _Scored.apply(hidden, lm_head_weight, targets, temperatures, kernel, rows)
+    return _Scored.apply(hidden, lm_head_weight, targets, temperatures, kernel, rows, entropies)
 
 
 def score(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, temperatures: Tensor | None = None) -> Tensor:
     """The logprobs of `token_logprobs` alone, without gradients."""
     with torch.no_grad():
-        return token_logprobs(hidden, lm_head_weight, targets, temperatures)[0]
+        return token_logprobs(hidden, lm_head_weight, targets, temperatures, entropies=False)[0]

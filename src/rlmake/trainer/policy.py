@@ -40,13 +40,14 @@ class Policy(nn.Module):
         self.masters: Masters | None = None
         self.routing: RouterStatistics | None = None
 
-    def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
-        """fp32 [N] each; the entropy carries no gradient. With `context` the row is this rank's piece."""
+    def forward(self, row: PackedRow, entropies: bool = True) -> tuple[Tensor, Tensor]:
+        """fp32 [N] each; the entropy carries no gradient, and is none unless asked for. With `context` the row is this
+        rank's piece."""
         watched = contextlib.nullcontext() if self.routing is None else self.routing.watching(len(row.input_ids))
         with watched:
             hidden = self._hidden(row)[row.at]
         weight = self.model.lm_head.weight
-        return token_logprobs(hidden, weight, row.targets, row.temperatures, self.head_chunk)
+        return token_logprobs(hidden, weight, row.targets, row.temperatures, self.head_chunk, entropies=entropies)
 
     def distribution(self, row: PackedRow) -> Tensor:
         """Logprobs of all tokens, fp32 [N, V], at the places where `forward` scores one; by the same products."""

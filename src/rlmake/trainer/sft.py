@@ -99,7 +99,7 @@ def step(training: Training, loader: SFTLoader) -> dict[str, float]:
 def negative_log_likelihood(training: Training, row: Any) -> torch.Tensor:
     """Σ −log p over the row's trained tokens; exactly 0, with a gradient, for a dummy row."""
     row, _ = training.policy.piece(row)
-    logprobs, _ = training.policy(row.to(training.world.device))
+    logprobs, _ = training.policy(row.to(training.world.device), entropies=False)
     return logprobs.sum() * 0.0 if row.empty else -logprobs.sum()
 
 
