@@ -125,8 +125,10 @@ def test_what_changed_about_a_grid_is_told_by_its_cells():
     assert str(many) == "cells added: seed=0, seed=1, seed=2 and 6 more"
     assert [(change.key, change.before, change.after) for change in found] == [
         ("cells added", None, "seed=2"), ("cells removed", "seed=1", None),
-        ("baseline", "seed=0", "seed=2"), ("cells lost", "", "seed=2"),
+        ("baseline", "seed=0", "seed=2"), ("cells lost", None, "seed=2"),
     ]  # fmt: skip
+    (back,) = _of_grid(now, now | {"lost": {}}, "experiments/g.toml")
+    assert str(back) == "cells no longer lost: seed=2"
 
 
 def test_failed_and_missing_cells_are_shown(project):

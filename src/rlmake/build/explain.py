@@ -205,7 +205,7 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
     raw = work.declared.raw if work.declared else {}
     if work.kind == "grid":
         file = f"{FOLDER}/{work.facts['grid']}.toml"
-        found += _of_grid(before["semantic"], work.semantic, file) or _cells_anew(before, work)
+        found += [*_of_grid(before["semantic"], work.semantic, file), *_cells_anew(before, work)]
     else:
         old, new = dict(leaves(before["semantic"])), dict(leaves(work.semantic))
         silent: list[Change] = []  # of a table that only one of the two has, and nobody wrote
@@ -244,7 +244,8 @@ def _parents_changed(before: dict[str, Any], work: Work) -> list[Change]:
 
 def _cells_anew(before: dict[str, Any], work: Work) -> list[Change]:
     """Of a grid the cells whose training or evaluations are others than before, although their names are the same."""
-    changed = {change.key for change in _parents_changed(before, work)}
+    both = (change for change in _parents_changed(before, work) if None not in (change.before, change.after))
+    changed = {change.key for change in both}
     cells = [
         cell["name"]
         for cell in work.facts["cells"]
@@ -264,8 +265,11 @@ def _of_grid(before: dict[str, Any], now: dict[str, Any], file: str) -> list[Cha
     base = [next((name for name, cell in cells.items() if cell[2]), None) for cells in (old, new)]
     if base[0] != base[1]:
         found.append(Change("baseline", *base, file=file))
-    if before.get("lost") != now.get("lost"):
-        found.append(Change("cells lost", ", ".join(before.get("lost") or ()), ", ".join(now.get("lost") or ())))
+    was, lost = (one.get("lost") or {} for one in (before, now))
+    if more := [name for name in lost if lost[name] != was.get(name)]:
+        found.append(Change("cells lost", None, ", ".join(more)))
+    if back := [name for name in was if name not in lost and name in new]:
+        found.append(Change("cells no longer lost", None, ", ".join(back)))
     return found
 
 
