@@ -121,6 +121,21 @@ async def test_nonsense_fails_the_episode_and_no_other(env, server):
     assert not first.ok and not second.ok and third.ok
 
 
+async def test_a_burst_of_replies_is_read_over_several_turns_of_the_loop(env, server, monkeypatch):
+    monkeypatch.setattr(wire, "FRAMES", 4)
+    runs, ends = [start(env) for _ in range(40)], []
+    await server.wait(40)
+    for frames in server.seen:
+        await server.answer(frames, {"success": True, "head": {"task": head(), "ok": True}, "traces": []})
+    client, count = env._client, len(env._client._pending)
+    while client._pending:
+        await asyncio.sleep(0)
+        ends.append(count - len(client._pending))
+        count = len(client._pending)
+    assert max(ends) <= 8 and sum(ends) == 40  # the descriptor's turn and the one asked for may be the same
+    assert all(episode.ok for episode in await asyncio.gather(*runs))
+
+
 async def test_numbers_per_token_arrive_as_they_were_sent_and_are_checked(env, server):
     runs = [start(env), start(env)]
     await server.wait(2)

@@ -218,7 +218,11 @@ async def test_steering_survives_an_engine_that_stops_answering(monkeypatch):
     busy = "vllm:num_requests_running 4\nvllm:num_preemptions_total %d\n"
     reader, cuts = LoadReader([client_of([busy % 0, None, None, busy % 3])]), []
     controller = Controller(1, 100, 50)
-    task = asyncio.create_task(steer(controller, reader, lambda: 50, cuts.append))
+
+    async def cut(excess):
+        cuts.append(excess)
+
+    task = asyncio.create_task(steer(controller, reader, lambda: 50, cut))
     while not cuts:
         await asyncio.sleep(0.01)
     task.cancel()

@@ -101,6 +101,26 @@ async def test_a_failure_in_a_rollout_task_ends_the_run(make_run):
         assert done and "scoring failed" in str(task.exception())
 
 
+async def test_what_is_given_up_is_cancelled_a_group_a_turn(make_run, slow_engine):
+    run = live(make_run, max_steps=3, max_off_policy_steps=0, concurrency={"min_inflight": 64, "max_inflight": 64})
+    turn, dropped = 0, []
+    async with run.attempt(engine=slow_engine(delay=0.3)) as (task, _, _, orchestrator):
+        while not hasattr(orchestrator, "collector"):
+            await asyncio.sleep(0.002)
+        drop = orchestrator.collector._drop
+
+        def noted(group, reason):
+            dropped.append(turn)
+            drop(group, reason)
+
+        orchestrator.collector._drop = noted
+        while not task.done():
+            await asyncio.sleep(0)
+            turn += 1
+        await task
+    assert len(dropped) > 3 and len(set(dropped)) == len(dropped)
+
+
 def test_accounts_always_add_up():
     accounts = Accounts(["a", "b"])
     for _ in range(4):

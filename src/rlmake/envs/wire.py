@@ -1,9 +1,9 @@
 """verifiers' env client, for many episodes at once: little work per episode, hardly any of it on the event loop.
 
 Same frames as `verifiers.v1.serve.EnvClient`, in whose place it stands. The socket is read when the loop sees its file
-descriptor, all that is there at once; deltas are decoded by msgspec, before the end only when somebody watches; an
-episode is put together in a thread; an agent's configuration, equal in all episodes of a source, is validated once. And
-a server that has gone away, or was started anew, costs the episodes that it had and is not waited for without end.
+descriptor, some frames a turn; deltas are decoded by msgspec, before the end only when somebody watches; an episode is
+put together in a thread; an agent's configuration, equal in all episodes of a source, is validated once. And a server
+that has gone away, or was started anew, costs the episodes that it had and is not waited for without end.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from rlmake.core.offload import off_loop
 HEALTH_SECONDS, GONE_SECONDS = 10.0, 120.0
 START_POLL_SECONDS = 0.25
 LINGER_MS = 500
+FRAMES = 64  # read in one turn of the event loop; each may end an episode, which is work in the turn that follows
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -53,6 +54,7 @@ class Wire:
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)  # for cancellations sent right before the end
         self._socket.connect(address)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._looking = False
         self._pending: dict[bytes, asyncio.Future[bytes]] = {}
         self._deltas: dict[bytes, Callable[[bytes], None]] = {}
         self.instance: str | None = None  # what the server calls itself; a new one has lost our episodes
@@ -119,11 +121,23 @@ class Wire:
             self._loop.add_reader(self._socket.fileno(), self._receive)
         self._socket.send_multipart(frames, zmq.NOBLOCK)  # never full: there is no high-water mark
         # The descriptor tells of changes only, and sending may have seen one: look, when this is through.
-        self._loop.call_soon(self._receive)
+        self._look()
+
+    def _look(self) -> None:
+        """Receive in the next turn of the event loop, once however often it is asked for."""
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._looked)
+
+    def _looked(self) -> None:
+        self._looking = False
+        self._receive()
 
     def _receive(self) -> None:
-        """Everything that has arrived. A frame that makes no sense is told and left."""
-        while not self._socket.closed:
+        """What has arrived, `FRAMES` now and the rest in later turns. A frame that makes no sense is told and left."""
+        for _ in range(FRAMES):
+            if self._socket.closed:
+                return
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -137,6 +151,7 @@ class Wire:
                     future.set_result(data)
             except Exception as error:  # the other requests must not suffer
                 logger.warning(f"env server {self.address}: a frame that cannot be read: {error}")
+        self._look()
 
     def _assembled(self, deltas: list[Any], reply: bytes) -> vf.WireEpisode:
         answer = _unpack(reply)

@@ -158,7 +158,9 @@ async def _steered(cfg: Any, base_url: str) -> AsyncIterator[_Pace]:
     reader, steering = LoadReader(clients), None
     try:
         pace.controller.poll(await require(reader, "concurrency"), 0)
-        steering = asyncio.create_task(steer(pace.controller, reader, lambda: pace.inflight, lambda excess: None))
+        steering = asyncio.create_task(
+            steer(pace.controller, reader, lambda: pace.inflight, lambda excess: asyncio.sleep(0))
+        )
         yield pace
     finally:
         if steering is not None:

@@ -7,7 +7,7 @@ that ends (`completed`). With equal bounds it is pinned and reads nothing. Rules
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from loguru import logger
 
@@ -138,7 +138,7 @@ class Controller:
 
 
 async def steer(
-    controller: Controller, reader: LoadReader, inflight: Callable[[], int], cut: Callable[[int], None]
+    controller: Controller, reader: LoadReader, inflight: Callable[[], int], cut: Callable[[int], Awaitable[None]]
 ) -> None:
     """Read the engines for ever; `cut(n)` is called when n episodes must go. An engine that stops answering warns."""
     told = False
@@ -160,7 +160,7 @@ async def steer(
                     f"episodes in flight, {excess} cancelled"
                 )
             if excess:
-                cut(excess)
+                await cut(excess)
         await asyncio.sleep(POLL_SECONDS)
 
 

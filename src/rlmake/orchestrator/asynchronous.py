@@ -79,8 +79,7 @@ class Asynchronous:
     async def finish(self, version: int) -> None:
         """No more training rollouts; wait for the last version and its evaluations."""
         self.ended = True
-        for group in list(self.open.values()):
-            self._drop(group, "superseded")
+        await self._drop_each(list(self.open.values()), "superseded")
         await self.watcher.settled(version)
 
     def hold(self, held: bool) -> None:
@@ -92,25 +91,26 @@ class Asynchronous:
         """A new version is served and evaluated: the gate may be open again."""
         self.wake.set()
 
-    def drop_stale(self, pending: int) -> None:
+    async def drop_stale(self, pending: int) -> None:
         """Version `pending` is announced: cancel what could not train any more, before the engines are paused."""
-        step = max(self.step, pending + 1)
-        for group in list(self.open.values()):
-            if not group.frozen and is_stale(group.version, step, self.config.max_off_policy_steps):
-                self._drop(group, "stale")
+        step, bound = max(self.step, pending + 1), self.config.max_off_policy_steps
+        await self._drop_each(
+            [group for group in self.open.values() if not group.frozen and is_stale(group.version, step, bound)],
+            "stale",
+        )
 
-    def cut(self, excess: int) -> None:
+    async def cut(self, excess: int) -> None:
         """The engines are overloaded: give up the youngest groups until `excess` episodes are gone; their tasks are
         started anew when there is room."""
         for group in sorted(self.open.values(), key=lambda group: -group.index):
             if excess <= 0:
                 return
-            if (running := group.started - len(group.episodes)) > 0:
+            running = group.started - len(group.episodes)
+            if running > 0 and self.open.get(group.index) is group:
                 excess -= running
                 self._drop(group, "overload")
-                self.waiting.append(
-                    Group(group.index, group.env, group.draw, group.task, group.size, 0, 0, group.frozen)
-                )
+                self.waiting.append(group.again())
+                await asyncio.sleep(0)
 
     async def dispatch(self) -> None:
         """Start rollouts while the gate is open and permits are left. Open groups are continued first."""
@@ -179,6 +179,13 @@ class Asynchronous:
         if not task.cancelled() and task.exception() is not None and self.failure is None:
             self.failure = task.exception()
             self.wake.set()
+
+    async def _drop_each(self, groups: list[Group], reason: str) -> None:
+        """One group a turn of the event loop: thousands of cancelled episodes at once would stall it."""
+        for group in groups:
+            if self.open.get(group.index) is group:  # it may have ended meanwhile
+                self._drop(group, reason)
+                await asyncio.sleep(0)
 
     def _drop(self, group: Group, reason: str) -> None:
         """Cancel a whole group: its rollouts share one version and age together."""

@@ -105,10 +105,10 @@ class LockStep:
     def on_version(self, version: int) -> None:
         """A new version is served: `collect` asked for it."""
 
-    def cut(self, excess: int) -> None:
+    async def cut(self, excess: int) -> None:
         """The engines are overloaded: never called, the number of episodes in flight is pinned."""
 
-    def drop_stale(self, pending: int) -> None:
+    async def drop_stale(self, pending: int) -> None:
         """A version is announced: nothing is in flight that could be too old."""
 
     def metrics(self) -> dict[str, float]:

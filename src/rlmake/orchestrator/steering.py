@@ -1,6 +1,6 @@
 """The number of episodes in flight, steered by the engines' load; and that load as metrics of a step."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from loguru import logger
@@ -31,7 +31,7 @@ class Steering:
         else:
             self.controller.poll(await require(self.reader, KEY), 0)
 
-    def background(self, inflight: Callable[[], int], cut: Callable[[int], None]) -> list[Callable]:
+    def background(self, inflight: Callable[[], int], cut: Callable[[int], Awaitable[None]]) -> list[Callable]:
         """What must run beside the main loop: nothing when the number is pinned."""
         return [] if self.controller.pinned else [lambda: steer(self.controller, self.reader, inflight, cut)]
 

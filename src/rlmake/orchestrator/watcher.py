@@ -27,7 +27,7 @@ class Watcher:
         engines: Engines,
         timeout: float,
         version: int,
-        on_pending: Callable[[int], None],
+        on_pending: Callable[[int], Awaitable[None]],
         on_installed: Callable[[int], Awaitable[None]],
     ):
         self.receiver, self.engines, self.timeout = receiver, engines, timeout
@@ -49,7 +49,7 @@ class Watcher:
                 warned = now
             await asyncio.sleep(POLL_SECONDS)
         offered = time.monotonic()
-        self.on_pending(version)
+        await self.on_pending(version)
         record = self.receiver.record(version)
         by_group = record["transport"] != "filesystem"
         if by_group and (reason := await self.engines.refusal(record["group"]["rendezvous"])):
