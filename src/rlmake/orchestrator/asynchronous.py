@@ -5,7 +5,7 @@ is announced, and whatever became too old in the queue is dropped before a batch
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -79,7 +79,7 @@ class Asynchronous:
     async def finish(self, version: int) -> None:
         """No more training rollouts; wait for the last version and its evaluations."""
         self.ended = True
-        await self._drop_each(list(self.open.values()), "superseded")
+        await self._drop_each(self.open.values(), "superseded")
         await self.watcher.settled(version)
 
     def hold(self, held: bool) -> None:
@@ -95,16 +95,16 @@ class Asynchronous:
         """Version `pending` is announced: cancel what could not train any more, before the engines are paused."""
         step, bound = max(self.step, pending + 1), self.config.max_off_policy_steps
         await self._drop_each(
-            [group for group in self.open.values() if not group.frozen and is_stale(group.version, step, bound)],
+            (group for group in self.open.values() if not group.frozen and is_stale(group.version, step, bound)),
             "stale",
         )
 
     async def cut(self, excess: int) -> None:
         """The engines are overloaded: give up the youngest groups until `excess` episodes are gone; their tasks are
         started anew when there is room."""
-        for group in sorted(self.open.values(), key=lambda group: -group.index):
-            if excess <= 0:
-                return
+        groups = sorted(self.open.values(), key=lambda group: group.index)
+        while groups and excess > 0:
+            group = groups.pop()
             running = group.started - len(group.episodes)
             if running > 0 and self.open.get(group.index) is group:
                 excess -= running
@@ -180,9 +180,11 @@ class Asynchronous:
             self.failure = task.exception()
             self.wake.set()
 
-    async def _drop_each(self, groups: list[Group], reason: str) -> None:
+    async def _drop_each(self, groups: Iterable[Group], reason: str) -> None:
         """One group a turn of the event loop: thousands of cancelled episodes at once would stall it."""
-        for group in groups:
+        groups = list(groups)[::-1]
+        while groups:
+            group = groups.pop()  # nothing else may hold it: what it has collected is freed now, not all at the end
             if self.open.get(group.index) is group:  # it may have ended meanwhile
                 self._drop(group, reason)
                 await asyncio.sleep(0)
