@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from rlmake.config.shared import ClientConfig
 from rlmake.config.sources import TrainSource
 from rlmake.core.errors import RunFailed, UserError
 from rlmake.core.rundir import RunContext
+from rlmake.orchestrator import samples
 from rlmake.orchestrator.background import run_with
 from rlmake.orchestrator.curriculum import AdvantageRange, DifficultyPool, Standard
 from rlmake.orchestrator.engines import Engines
@@ -317,3 +319,19 @@ async def test_engine_calls_are_repeated_while_that_can_help(admin, tmp_path):
     await engines.close()
     with pytest.raises(UserError, match="base_url is missing"):
         Engines(ClientConfig.model_construct(base_url=None), "m", engines.ctx)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 300, 65_535, 65_536])
+def test_arrays_of_samples_have_numpys_own_values(count):
+    draw = random.Random(count)
+    floats = [draw.gauss(0, 1) * 10.0 ** draw.randint(-40, 30) for _ in range(count)]
+    ints, flags = [draw.randrange(1 << 31) for _ in range(count)], [draw.random() < 0.5 for _ in range(count)]
+    assert samples._float32(floats).tobytes() == np.asarray(floats, np.float32).tobytes()
+    assert np.array_equal(samples._int32(ints), ints)
+    for mask in (flags, sorted(flags), [False] * count, [True] * count):
+        assert np.array_equal(samples._flags(mask), np.asarray(mask, bool))
+
+
+@pytest.mark.parametrize("values", [[1, 2.5], [2**40] * 3, [np.float32(1.5)], [math.nan, math.inf], [True] * 20])
+def test_numbers_that_are_no_plain_floats_become_float32_too(values):
+    assert samples._float32(values).tobytes() == np.asarray(values, np.float32).tobytes()

@@ -1,6 +1,7 @@
 """From credited traces to training samples, and the removal of tokens without a signal."""
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -9,6 +10,8 @@ import verifiers.v1 as vf
 from rlmake.algorithms.traces import trainable_branches
 from rlmake.transport import TrainingSample
 
+_pack = msgspec.msgpack.Encoder().encode
+_FLOAT64, _WIDE = 0xCB, np.dtype([("tag", "u1"), ("value", ">f8")])
 STREAMS = {"rl": "rl_weights", "ce": "ce_weights", "ref_kl": "ref_kl_weights"}
 
 
@@ -22,24 +25,22 @@ def samples_of(trace: vf.Trace, name: str, env: str, temperature: float, seq_len
     branches = trainable_branches(trace)
     for number, branch in enumerate(branches):
         tokens = _Tokens(branch.nodes, seq_len)
-        fresh = tokens.joined(lambda node: np.full(len(node.token_ids), id(node) not in trained))
+        fresh = tokens.joined(np.full(len(node.token_ids), id(node) not in trained) for node in branch.nodes)
         fresh[0] = False
-        mask = tokens.joined(lambda node: _flags(node.mask)) & fresh
+        mask = tokens.joined(tokens.flags) & fresh
         weights = {stream: branch.loss_weights(stream) for stream in STREAMS}
         advantages = tokens.spread("advantages")
         sample = TrainingSample(
             sample_id=f"{name}#{number}" if len(branches) > 1 else name,
             env_name=env,
-            token_ids=tokens.joined(lambda node: np.asarray(node.token_ids, np.int32)),
+            token_ids=tokens.joined(_int32(node.token_ids) for node in branch.nodes),
             mask=mask,
             logprobs=tokens.spread("logprobs"),
             temperatures=np.full(len(mask), temperature, np.float32),
             advantages=None if advantages is None else np.where(mask, advantages, np.float32(0)),
             ref_logprobs=tokens.spread("reference_logprobs"),
             **{
-                STREAMS[stream]: None
-                if w is None
-                else np.where(fresh, np.asarray(w[:seq_len], np.float32), np.float32(0))
+                STREAMS[stream]: None if w is None else np.where(fresh, _float32(w[:seq_len]), np.float32(0))
                 for stream, w in weights.items()
             },
         )
@@ -54,28 +55,55 @@ class _Tokens:
 
     def __init__(self, nodes: Sequence[vf.MessageNode], seq_len: int):
         self.nodes, self.seq_len = nodes, seq_len
+        self.flags = [_flags(node.mask) for node in nodes]
 
-    def joined(self, part: Callable[[vf.MessageNode], np.ndarray]) -> np.ndarray:
-        return np.concatenate([part(node) for node in self.nodes])[: self.seq_len]
+    def joined(self, parts: Iterable[np.ndarray]) -> np.ndarray:
+        return np.concatenate(list(parts))[: self.seq_len]
 
     def spread(self, name: str) -> np.ndarray | None:
         """float32 [T] of numbers that nodes hold compactly, 0 where nothing was sampled; None when no node has any."""
-        if all(getattr(node, name) is None for node in self.nodes):
+        given = [getattr(node, name) for node in self.nodes]
+        if all(values is None for values in given):
             return None
-        return self.joined(lambda node: _spread(node.mask, getattr(node, name)))
+        return self.joined(map(_spread, self.flags, given))
 
 
 def _flags(values: list[bool]) -> np.ndarray:
-    return np.frombuffer(bytes(values), bool)
+    count = values.count(True)
+    if count and values[-count:].count(True) < count:  # not "scaffold, then what was sampled", as nearly all are
+        return np.frombuffer(bytes(values), bool)
+    flags = np.zeros(len(values), bool)
+    flags[len(values) - count :] = True
+    return flags
 
 
-def _spread(mask: list[bool], values: list[float] | None) -> np.ndarray:
-    spread = np.zeros(len(mask), np.float32)
+def _spread(flags: np.ndarray, values: list[float] | None) -> np.ndarray:
+    spread = np.zeros(len(flags), np.float32)
     if values:
-        at = np.flatnonzero(_flags(mask))[: len(values)]
+        at = np.flatnonzero(flags)[: len(values)]
         one = values[0] != 0 and values.count(values[0]) == len(values)  # an advantage: no need to convert each
-        spread[at] = values[0] if one else np.asarray(values[: len(at)], np.float32)
+        spread[at] = values[0] if one else _float32(values[: len(at)])
     return spread
+
+
+def _int32(values: list[int]) -> np.ndarray:
+    """`np.asarray` in half the time."""
+    return np.frombuffer(struct.pack(f"={len(values)}i", *values), np.int32)
+
+
+def _float32(values: list[float]) -> np.ndarray:
+    """`np.asarray` in a fifth of the time, where all are plain floats: msgpack has a tag and 8 bytes of each."""
+    try:
+        packed = _pack(values)
+    except TypeError:  # numpy's own numbers
+        return np.asarray(values, np.float32)
+    count = len(values)
+    head = 1 if count < 16 else 3 if count < 1 << 16 else 5
+    if len(packed) == head + 9 * count:
+        wide = np.frombuffer(packed, _WIDE, count, head)
+        if (wide["tag"] == _FLOAT64).all():
+            return wide["value"].astype(np.float32)
+    return np.asarray(values, np.float32)
 
 
 def rl_members(sample: TrainingSample) -> np.ndarray:
