@@ -15,6 +15,7 @@ from loguru import logger
 
 from rlmake import checkpoint as ck
 from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.jsonio import canonical, hash_bytes
 from rlmake.core.rundir import RunContext, step_dir
 
 HALVES = ("trainer", "orchestrator")
@@ -109,6 +110,10 @@ def test_every_bit_of_the_record_counts(run):
     record["policy_version"] = 7
     path.write_text(json.dumps(record))
     assert ck.verify(path.parent) and ck.newest(run) is None
+    del record["checksum"]
+    for files in (record["files"], [], None):
+        path.write_text(json.dumps(record | {"files": files}))
+        assert "not a checkpoint record" in ck.verify(path.parent)[0]
 
 
 def test_sizes_only_is_cheap_and_blind_to_flips(run):
@@ -120,8 +125,9 @@ def test_sizes_only_is_cheap_and_blind_to_flips(run):
 def test_files_outside_are_refused(run):
     folder = save(run, 1)
     record = json.loads((folder / "COMPLETE").read_text())
-    record.pop("checksum")
+    del record["checksum"]
     record["files"][0]["path"] = "../../../etc/passwd"
+    record["checksum"] = hash_bytes(canonical(record))
     (folder / "COMPLETE").write_text(json.dumps(record))
     assert "outside" in ck.verify(folder)[0]
 

@@ -160,6 +160,11 @@ def test_a_foreign_directory_needs_trust(tmp_path, base):
     (folder / "COMPLETE").unlink()
     assert bf16.export(folder, tmp_path / "weights", trust=True)["step"] is None
     load(tmp_path / "weights")
+    for path in (folder / "trainer").glob("__*.distcp"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match="could not be read and converted") as caught:
+        bf16.export(folder, tmp_path / "cut", trust=True)
+    assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / "cut").exists()
 
 
 def test_lora_is_refused_in_one_line(tmp_path, base):

@@ -23,6 +23,39 @@ def test_the_way_round(tmp_path, base, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
+def test_only_an_export_is_overwritten_and_never_the_source(tmp_path, base):
+    step = save(tmp_path / "run", make_model(), base)
+    export(["bf16", str(step)])
+    weights, precious, link = step / "weights", tmp_path / "precious", tmp_path / "link"
+    precious.mkdir()
+    (precious / "notes").write_text("mine")
+    link.symlink_to(weights)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for format_, source, out, said in (
+        ("bf16", step, step, "holds what is to be converted"),
+        ("bf16", step, tmp_path / "run", "holds what is to be converted"),
+        ("fp8", weights, weights, "holds what is to be converted"),
+        ("bf16", step, step / "trainer", "no exported model"),
+        ("bf16", step, precious, "no exported model"),
+        ("bf16", step, precious / "notes", "no exported model"),
+        ("bf16", step, link, "no exported model"),
+    ):
+        with pytest.raises(UserError, match=said):
+            export([format_, str(source), str(out), "--overwrite"])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before and link.is_symlink()
+    (precious / "notes").unlink()
+    export(["bf16", str(step), str(precious), "--overwrite"])
+    assert (precious / "model.safetensors").is_file()
+
+
+def test_what_is_no_checkpoint_is_said(tmp_path, base):
+    step = save(tmp_path / "run", make_model(), base)
+    with pytest.raises(UserError, match=f"no checkpoint, expected .*; the newest of this run is {step}$"):
+        export(["bf16", str(tmp_path / "run"), str(tmp_path / "out")])
+    with pytest.raises(UserError, match=r"no checkpoint, expected …/checkpoints/step_<n>$"):
+        export(["bf16", str(base), str(tmp_path / "out")])
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

@@ -120,6 +120,10 @@ def test_another_model_or_optimizer_is_one_line(tmp_path):
             checkpoint.load(folder, wider, None, world)
         with pytest.raises(UserError, match="which the model lacks"):
             checkpoint.load(folder, run.named[:2], None, world)
+        plain = Run(SignSGDConfig(lr=1e-2, weight_decay=0.0))
+        with pytest.raises(UserError, match=r"holds optim\..*, which the optimizer lacks"):
+            checkpoint.load(folder, plain.named, plain.optimizer, world)
+        checkpoint.load(folder, plain.named, None, world)
 
 
 def test_a_full_disk_leaves_nothing_and_says_so(tmp_path, monkeypatch):

@@ -13,7 +13,10 @@ from rlmake.core.errors import RunFailed, UserError
 from rlmake.core.jsonio import canonical, hash_bytes, hash_file, read_json, write_json
 from rlmake.core.rundir import RunContext, numbered, step_dir
 
-FIELDS = {"schema", "run_id", "fingerprint", "step", "policy_version", "attempt", "world_size", "files", "ledger"}
+FIELDS = {
+    "schema", "run_id", "fingerprint", "step", "policy_version", "attempt", "world_size", "files", "ledger",
+    "checksum",
+}  # fmt: skip
 
 
 def publish(
@@ -62,6 +65,8 @@ def publish(
 def read(folder: Path) -> dict[str, Any]:
     """The COMPLETE record of a step's folder; a missing, broken or unknown one is a `UserError`."""
     path = folder / COMPLETE
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such checkpoint")
     if not path.is_file():
         raise UserError(f"{path}: no such file, the checkpoint was never finished")
     record = read_json(path)
@@ -69,7 +74,7 @@ def read(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a checkpoint record")
     if record["schema"] != SCHEMA:
         raise UserError(f"{path}: schema {record['schema']} is unknown, expected {SCHEMA}")
-    if record.get("checksum", _checksum(record)) != _checksum(record):
+    if record["checksum"] != _checksum(record):
         raise UserError(f"{path}: its content does not match its own checksum")
     return record
 

@@ -10,6 +10,7 @@ import torch
 
 from rlmake import checkpoint as ck
 from rlmake.core.errors import UserError
+from rlmake.core.rundir import step_dir
 from rlmake.export import assets, experts
 from rlmake.export.sources import EMBEDDING, HEAD, CheckpointSource, Spec
 from rlmake.export.staging import staged
@@ -73,8 +74,13 @@ def export_with(
 
 
 def step_folder(checkpoint: Path) -> Path:
-    """The step's folder of a checkpoint that is named by it or by its trainer half."""
-    return checkpoint.parent if checkpoint.name == "trainer" else checkpoint
+    """The step's folder of a checkpoint that is named by it or by its trainer half; `UserError` where none is."""
+    folder = checkpoint.parent if checkpoint.name == "trainer" else checkpoint
+    if not (folder / "trainer").exists() and not (folder / "COMPLETE").exists():
+        steps = ck.steps(folder)
+        newest = f"; the newest of this run is {step_dir(folder, steps[-1])}" if steps else ""
+        raise UserError(f"{checkpoint}: no checkpoint, expected …/checkpoints/step_<n>{newest}")
+    return folder
 
 
 @contextmanager
@@ -85,7 +91,13 @@ def vouched(folder: Path, trust: bool) -> Iterator[dict[str, Any]]:
     block may have made of them; the others (DCP's pickled index among them) before it begins.
     """
     if trust and not (folder / "COMPLETE").exists():
-        yield {"step": None, "fingerprint": None, "policy_version": None}
+        try:
+            yield {"step": None, "fingerprint": None, "policy_version": None}
+        except UserError:
+            raise
+        except Exception as error:  # nothing vouches for these files, and torch meets damaged ones with many types
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{folder}: could not be read and converted: {said}") from error
         return
     if faults := ck.verify(folder, lambda path: not path.endswith(TENSORS)):
         raise UserError(faults[0])

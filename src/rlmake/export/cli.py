@@ -18,8 +18,10 @@ def export(argv: list[str]) -> int | None:
     if not source.is_dir():
         raise UserError(f"{source}: no such directory")
     out = Path(arguments.out) if arguments.out else _default(arguments.format, source)
-    if out.exists() and not arguments.overwrite:
-        raise UserError(f"{out}: there already; give another OUT or --overwrite")
+    if out.exists() or out.is_symlink():
+        if not arguments.overwrite:
+            raise UserError(f"{out}: there already; give another OUT or --overwrite")
+        _require_replaceable(out, source)
     facts = _convert(arguments, source, out)
     size, files = facts["bytes"] / 1e9, len(facts["shards"])
     print(f"{out}: {facts['format']}, {facts['tensors']} tensors, {size:.3g} GB in {files} files")
@@ -48,6 +50,15 @@ def _convert(arguments: argparse.Namespace, source: Path, out: Path) -> dict[str
     if is_checkpoint(source):
         return fp8.export(source, out, block=arguments.block_size, max_shard=arguments.max_shard, trust=arguments.trust)
     return fp8.quantize(source, out, block=arguments.block_size)
+
+
+def _require_replaceable(out: Path, source: Path) -> None:
+    """Only a model's or an adapter's directory is ever replaced (or an empty one), and never what is converted."""
+    if source.resolve().is_relative_to(out.resolve()):
+        raise UserError(f"{out}: holds what is to be converted; give another OUT")
+    known = [out / name for name in ("config.json", "adapter_config.json")]
+    if out.is_symlink() or not out.is_dir() or not (any(map(Path.is_file, known)) or not any(out.iterdir())):
+        raise UserError(f"{out}: no exported model, --overwrite does not replace it; give another OUT")
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -80,8 +80,10 @@ def load(step_dir: Path, named: Named, optimizer: Optimizer | None, world: World
             raise UserError(f"{folder}: holds no {key}: saved with another model or optimizer")
         if there[key] != tuple(tensor.shape):
             raise UserError(f"{folder}: {key} has shape {there[key]}, the model wants {tuple(tensor.shape)}")
-    if extra := sorted(key for key in there if key.startswith(PREFIX) and key not in wanted):
-        raise UserError(f"{folder}: holds {extra[0]}, which the model lacks")
+    kinds = (PREFIX,) if optimizer is None else (PREFIX, "optim.")
+    if extra := sorted(key for key in there if key.startswith(kinds) and key not in wanted):
+        owner = "model" if extra[0].startswith(PREFIX) else "optimizer"
+        raise UserError(f"{folder}: holds {extra[0]}, which the {owner} lacks")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         dcp.load(wanted, checkpoint_id=folder, process_group=world.control)
