@@ -58,6 +58,8 @@ def make_checkpoint(root: Path, layers: int) -> Path:
 
 def convert(name: str, source: Path, out: Path) -> dict[str, float]:
     """In a process of its own: `{seconds, bytes, memory}`."""
+    import torch.distributed.checkpoint  # noqa: F401 (an import of the checkpoint reader, as torch is one)
+
     from rlmake.export import bf16, dequantize, fp8
 
     work = {
