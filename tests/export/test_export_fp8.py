@@ -189,6 +189,32 @@ def test_refusals(mixed, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_damaged_releases_are_one_line(mixed, tmp_path):
+    fp8.quantize(mixed)
+    out = mixed.with_name("moe-FP8")
+    config, index = json.loads((out / "config.json").read_text()), out / "model.safetensors.index.json"
+
+    def refused(match):
+        with pytest.raises(UserError, match=match) as caught:
+            dequantize.export(out, tmp_path / "x")
+        assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / "x").exists()
+
+    for size in ("x", [0, 0], [64], [128.5, 128], 128):
+        config["quantization_config"]["weight_block_size"] = size
+        write_json(out / "config.json", config)
+        refused("weight_block_size is .*, expected two positive integers")
+    write_json(out / "config.json", [])
+    refused("config.json: not a model's configuration")
+    write_json(out / "config.json", {})
+    for broken in ({}, [], {"weight_map": []}, {"weight_map": {"a": 1}}):
+        write_json(index, broken)
+        refused("holds no weight_map")
+    index.unlink()
+    vector = {"a.weight": torch.ones(4).to(torch.float8_e4m3fn), "a.weight_scale_inv": torch.ones(1)}
+    save_file(vector, out / "model.safetensors")
+    refused(r"a\.weight \[4\] is FP8, but no matrix")
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_value_is_named(tmp_path, value):
     folder = tmp_path / "bad"

@@ -11,10 +11,10 @@ from trainer_worlds import Ranks, one_rank
 
 from rlmake import checkpoint as records
 from rlmake.config import SFTConfig, parse
-from rlmake.core.errors import RunFailed
-from rlmake.core.rundir import RunContext, step_dir
+from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.rundir import RunContext, broadcast_dir, step_dir
 from rlmake.models.renderer import CHATML
-from rlmake.trainer import checkpoint, saver, sft
+from rlmake.trainer import broadcast, checkpoint, saver, sft
 
 FACTS = {"config": {}, "assets": "x", "chat_template": None, "prefix": checkpoint.PREFIX, "lora": None}
 KEEP = SimpleNamespace(keep_last=None, keep_interval=None)
@@ -101,3 +101,21 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_no_checkpoint(model_dir,
     ends = [records.read(step_dir(run, 6)) for run in (path, tmp_path / "straight")]
     content = [{f["path"]: f["blake3"] for f in end["files"] if f["path"].endswith(".distcp")} for end in ends]
     assert content[0] == content[1] and ends[0]["ledger"] == ends[1]["ledger"]
+
+
+def test_a_broadcast_that_meets_a_full_disk_says_where_frees_its_part_and_ends_the_save_first(small_disk):
+    ctx, waited = RunContext.from_env(small_disk.path), []
+    named = [(f"w{n}", torch.nn.Parameter(torch.zeros(500, 300))) for n in range(3)]
+    training = SimpleNamespace(
+        ctx=ctx, facts=FACTS, step=3,
+        config=SimpleNamespace(weight_broadcast=SimpleNamespace(type="filesystem", timeout=1)),
+        policy=SimpleNamespace(named=lambda: named, exact=True), saver=SimpleNamespace(wait=lambda: waited.append(1)),
+        world=SimpleNamespace(master=True, on_master=lambda action: action()),
+    )  # fmt: skip
+    sender = broadcast.Sender(training)
+    with pytest.raises(RunFailed, match="broadcasts/step_3: no space left on the disk while the weights were written"):
+        sender.send()
+    assert waited and not broadcast_dir(small_disk.path, 3).exists()
+    small_disk.grow()
+    with pytest.raises(UserError, match="to accept weights v3"):  # written now: it is a receiver that is missing
+        sender.send()

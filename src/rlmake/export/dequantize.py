@@ -65,8 +65,12 @@ def _block(model: DirectorySource, source: Path) -> tuple[int, int]:
         settings = table.get("quantization_config") or {}
         if settings.get("scale_fmt") == "ue8m0":
             raise UserError(f"{source}: scales of type ue8m0 are not supported")
-        if settings.get("weight_block_size"):
-            return tuple(settings["weight_block_size"])
+        if (size := settings.get("weight_block_size")) is not None:
+            if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+                raise UserError(
+                    f"{source / 'config.json'}: weight_block_size is {size}, expected two positive integers"
+                )
+            return size[0], size[1]
     return BLOCK, BLOCK
 
 
@@ -78,6 +82,8 @@ def _check_scale(model: DirectorySource, name: str, block: tuple[int, int], sour
     spec, scale = model.tensors[name], model.tensors.get(name + SCALE)
     if scale is None:
         raise UserError(f"{source}: {name} has no {name + SCALE} beside it")
+    if len(spec.shape) < 2:
+        raise UserError(f"{source}: {name} {list(spec.shape)} is FP8, but no matrix: it has no blocks")
     *stack, rows, cols = spec.shape
     expected = (*stack, -(-rows // block[0]), -(-cols // block[1]))
     if scale.shape != expected:

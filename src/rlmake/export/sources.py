@@ -172,8 +172,13 @@ class DirectorySource:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such directory")
         self.config, self.assets = read_json(folder / "config.json"), str(folder)
+        if not isinstance(self.config, dict):
+            raise UserError(f"{folder / 'config.json'}: not a model's configuration")
         if (folder / INDEX).is_file():
-            self.weight_map: dict[str, str] = read_json(folder / INDEX)["weight_map"]
+            index = read_json(folder / INDEX)
+            self.weight_map: dict[str, str] = index.get("weight_map") if isinstance(index, dict) else None
+            if not isinstance(self.weight_map, dict) or not all(isinstance(f, str) for f in self.weight_map.values()):
+                raise UserError(f"{folder / INDEX}: holds no weight_map that names each tensor's file")
         elif (folder / SINGLE).is_file():
             self.weight_map = dict.fromkeys(_header(folder / SINGLE), SINGLE)
         else:

@@ -7,6 +7,8 @@ import torch
 from loguru import logger
 from torch import Tensor
 
+from rlmake import checkpoint as records
+from rlmake.core.errors import RunFailed
 from rlmake.models import lora
 from rlmake.models.digest import digest
 from rlmake.trainer.training import Training
@@ -37,11 +39,22 @@ class Sender:
         broadcast(self.sender, self.training.step, self._write, on_master, timeout=timeout, kind=kind)
 
     def _write(self, folder: Path | None) -> None:
+        """Raises `RunFailed` on a full disk; what was written is removed, and a save in the air ends first."""
         named = self.training.policy.named()
-        if self.adapter is None:
-            write_weights(named, folder, self.dtype)
-        else:
-            write_adapter(named, self.adapter, folder, self.dtype)
+        try:
+            if self.adapter is None:
+                write_weights(named, folder, self.dtype)
+            else:
+                write_adapter(named, self.adapter, folder, self.dtype)
+        except Exception as error:
+            if folder is None or not records.disk_full(error, folder):
+                raise
+            freed = records.abort(folder)
+            self.training.saver.wait()  # which may be what filled it, and says so
+            raise RunFailed(
+                f"{folder}: no space left on the disk while the weights were written; what was written is removed "
+                f"({freed / 2**20:.1f} MiB freed), checkpoints are untouched; free some space and start again"
+            ) from error
 
     def _by_group(self, version: int) -> bool:
         from rlmake.transport.collective import plan_of
