@@ -129,6 +129,7 @@ def test_zip_include_exclude(tmp_path):
         (f'k = ["{"x" * 220}"]', "at most 200 are possible"),
         ("seed = [0]\nexclude = [{sed = 1}]", "5: experiment.grid.exclude.0: 'sed' is no axis; did you mean 'seed'?"),
         ("seed = [0]\nzip = ['seed', 'b']", "5: experiment.grid.zip.0: 'b' is no axis"),
+        ("seed = [0]\nbasline = {seed = 0}", "an axis is a list of values, not 0; did you mean 'baseline'?"),
         ("seed = [0]\nbaseline = {x = 1}", "5: experiment.grid.baseline: 'x' is no axis"),
     ],
 )

@@ -67,7 +67,8 @@ class Estimates:
         work = self.registry.works[artefact.stage, artefact.fingerprint]
         if plan.is_kept(artefact):
             return 0.0, "kept, nothing is trained"
-        steps = artefact.step - plan.progress(artefact.folder, upto=artefact.step)
+        forked = max((p.step for p in self.registry.parents(artefact) if p.kind == "checkpoint" and p.step), default=0)
+        steps = artefact.step - max(forked, plan.progress(artefact.folder, upto=artefact.step))
         own = _seconds_per_step(artefact.folder)
         if own is not None:
             return own * steps, f"{own:.3g} s a step, its own"

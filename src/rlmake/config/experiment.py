@@ -38,6 +38,9 @@ class GridTable(Config):
         for key, value in data.items():
             if key not in GRID_WORDS:
                 for name, values in _flattened(key, value):
+                    if not isinstance(values, list):
+                        hint = nearest(key, GRID_WORDS)
+                        raise Refused([(name, f"an axis is a list of values, not {values!r}{hint}")])
                     if name in axes:
                         raise Refused([(name, "stands twice, spelled in two ways")])
                     axes[name] = values
