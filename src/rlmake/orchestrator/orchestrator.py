@@ -63,9 +63,11 @@ class Orchestrator:
             await run_with(self._main(), [component() for component in self._background()])
             finished = True
         finally:
-            gc.enable()
-            gc.unfreeze()
-            await self._close(finished)
+            try:
+                await self._close(finished)
+            finally:
+                gc.enable()
+                gc.unfreeze()
 
     async def _main(self) -> None:
         await self._ship_ahead()
