@@ -117,6 +117,9 @@ def test_damage_and_lost_manifests(project, capsys):
         assert verbs.load("verify")([]) == 1
         said = capsys.readouterr().out.splitlines()
         assert said[0] == f"damaged: {file}: {fault}" and said[-1].endswith("1 damaged and to be made again")
+        for again in ([], [target]):
+            assert verbs.load("verify")(again) == 1
+            assert f"{fault}; found before, not made again yet" in capsys.readouterr().out
         project.plan(target)
         row = project.document(target)["jobs"][0]
         assert (row["rule"], row["reason"]) == ("train", f"damaged: {file}: {fault}") and row["hours"] > 0

@@ -232,6 +232,12 @@ def damage(artefact: Artefact) -> str | None:
     return read_json(artefact.damage_path)["faults"][0] if artefact.damage_path.is_file() else None
 
 
+def noted() -> list[str]:
+    """Every fault that `rlmake verify` found in what was not made again since."""
+    places = ("*/damaged.json", "train-*/checkpoints/step_*/damaged.json", "train-*/exports/step_*/*.damaged.json")
+    return [fault for place in places for note in sorted(STORE.glob(place)) for fault in read_json(note)["faults"]]
+
+
 def manifest_of(made: Artefact, spec: dict[str, Any], files: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
     """A manifest record (design §10) of `made`; `facts` are versions, hardware, started, ended, gpu_hours, …"""
     return {

@@ -88,7 +88,10 @@ def verify(argv: list[str]) -> int:
     registry = Registry.load() if args.targets else None
     wanted = [registry.artefact(registry.target(path)) for path in args.targets] if registry else list(store.stored())
     wanted += [] if registry else store.kept()
-    damaged = 0
+    earlier = [] if registry else store.noted()
+    damaged = len(earlier)
+    for line in earlier:
+        print(f"damaged: {line}; found before, not made again yet")
     for artefact in wanted:
         if artefact.done_path.is_file():
             try:
@@ -99,6 +102,10 @@ def verify(argv: list[str]) -> int:
             found = store.faults_of_kept(artefact, hashes=True)
             if not build_plan.has_record(artefact):  # a running training has let it go meanwhile
                 continue
+        elif registry and (before := store.damage(artefact)):
+            print(f"damaged: {before}; found before, not made again yet")
+            damaged += 1
+            continue
         elif registry:
             raise UserError(f"{artefact.path}: not built")
         else:
@@ -108,7 +115,8 @@ def verify(argv: list[str]) -> int:
         if found:
             damaged += 1
             store.withdraw(artefact, found)
-    print(f"{len(wanted)} artefacts verified, {damaged} damaged" + (" and to be made again" if damaged else ""))
+    count = len(wanted) + len(earlier)
+    print(f"{count} artefacts verified, {damaged} damaged" + (" and to be made again" if damaged else ""))
     return 1 if damaged else 0
 
 
