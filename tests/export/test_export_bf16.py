@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from export_tiny import TEMPLATE, VOCAB, complete, make_model, save
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -18,8 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from rlmake import checkpoint as ck
 from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.jsonio import write_json
 from rlmake.core.rundir import step_dir
 from rlmake.export import bf16, writer
+from rlmake.export.sources import SCHEMA, TYPES, CheckpointSource, Spec
 
 IDS = torch.tensor([[5, 9, 200, 310, 7, 8]])
 
@@ -136,11 +139,41 @@ def test_a_checkpoint_of_two_ranks_gives_the_same_bytes(tmp_path, base):
             rank.kill()
     shutil.copyfile(one / "trainer" / "model.json", half / "model.json")
     ck.commit(half, half.parent, "trainer")
-    assert len(list((half.parent / "trainer").glob("*.distcp"))) == 2
+    files = sorted((half.parent / "trainer").glob("*.distcp"))
+    assert len(files) == 2
+    files[1].rename(tmp_path / "aside")
+    with pytest.raises(UserError, match="could not be read and converted") as caught:
+        bf16.export(half.parent, tmp_path / "b", trust=True)
+    assert len(str(caught.value).splitlines()) == 1 and files[1].name in str(caught.value)
+    (tmp_path / "aside").rename(files[1])
     bf16.export(one, tmp_path / "a", max_shard=40_000)
     bf16.export(complete(tmp_path / "two", 7), tmp_path / "b", max_shard=40_000)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_of_every_type_and_layout_are_read_as_they_were_saved(tmp_path, base):
+    """Also one behind another of odd length, where nothing is aligned to its type any more."""
+    whole = torch.randn(40, 50)
+    saved = {f"{str(dtype)[6:]}": (torch.randn(7, 3) * 5).to(dtype) for dtype in TYPES.values()}
+    saved |= {"scalar": torch.tensor(3.5), "no rows": torch.empty(0, 4), "no columns": torch.empty(3, 0)}
+    saved |= {"turned": whole.t(), "every other": whole[::2, ::3], "part": whole[5:9], "again": whole}
+    saved |= {"repeated": torch.randn(1, 5).expand(4, 5), "odd": torch.arange(3, dtype=torch.uint8), "last": whole * 2}
+    dcp.save({f"model.{name}": tensor for name, tensor in saved.items()}, checkpoint_id=tmp_path, no_dist=True)
+    facts = {
+        "schema": SCHEMA,
+        "config": {},
+        "assets": str(base),
+        "chat_template": None,
+        "prefix": "model.",
+        "lora": None,
+    }
+    write_json(tmp_path / "model.json", facts)
+    source = CheckpointSource(tmp_path)
+    assert source.tensors == {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in saved.items()}
+    for name, tensor in source.load(list(saved)).items():
+        assert tensor.dtype == saved[name].dtype and tensor.tolist() == saved[name].tolist(), name
 
 
 def test_a_damaged_checkpoint_is_refused_before_it_is_read(tmp_path, base):

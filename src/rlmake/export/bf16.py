@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from rlmake import checkpoint as ck
 from rlmake.core.errors import UserError
@@ -95,8 +96,9 @@ def vouched(folder: Path, trust: bool) -> Iterator[dict[str, Any]]:
             yield {"step": None, "fingerprint": None, "policy_version": None}
         except UserError:
             raise
-        except Exception as error:  # nothing vouches for these files, and torch meets damaged ones with many types
-            said = (str(error).splitlines() or [type(error).__name__])[0]
+        except (Exception, CheckpointException) as error:  # of damaged files torch complains in many ways
+            cause = next(iter(getattr(error, "failures", {}).values()), (error,))[0]  # DCP: {rank: (error, traceback)}
+            said = (str(cause).splitlines() or [type(cause).__name__])[0]
             raise UserError(f"{folder}: could not be read and converted: {said}") from error
         return
     if faults := ck.verify(folder, lambda path: not path.endswith(TENSORS)):
