@@ -205,6 +205,16 @@ def test_a_fork_of_a_run_that_was_started_directly(project, call):
     project.write("t/fork.toml", (project.root / "experiments/t/sft.toml").read_text().replace("max_steps = 4", fork))
     assert project.plan("outputs/t/fork/weights")["train"] == 2
 
+    record = mine / "checkpoints" / "step_2" / "COMPLETE"
+    named = record.parent / read_json(record)["files"][0]["path"]
+    for path, damage in ((named, b"damaged"), (record, b"[]")):
+        before = path.read_bytes()
+        path.write_bytes(damage)
+        for what in ((mine, "t/sft"), (record.parent, "outputs/t/sft/checkpoints/step_2")):
+            with pytest.raises(UserError, match=rf"{path}: .*a damaged checkpoint is not adopted"):
+                call("adopt", str(what[0]), "--as", what[1])
+        path.write_bytes(before)
+    assert not folder.exists() or not any(folder.glob("checkpoints/step_*"))
     assert "steps 2, 4 of 4" in call("adopt", str(mine), "--as", "t/sft")[0]
     rows = project.document("outputs/t/fork/weights")["jobs"]
     assert [row["run"] for row in rows if row["rule"] == "train"] == ["t/fork"]

@@ -25,6 +25,7 @@ from rlmake.core.jsonio import list_files, read_json
 from rlmake.core.rundir import numbered
 
 Record = dict[str, Any]
+OF_RECORD = ("policy_version", "world_size", "ledger", "attempt")  # what the card of a checkpoint repeats of COMPLETE
 
 
 def adopt(registry: Registry, folder: Path, path: str | None, moment: Record) -> list[str]:
@@ -60,8 +61,10 @@ def adopt(registry: Registry, folder: Path, path: str | None, moment: Record) ->
 def _check(folder: Path, kind: str) -> None:
     if kind == "weights" and not ((folder / "config.json").is_file() and any(folder.glob("*.safetensors"))):
         raise UserError(f"{folder}: no model directory: expected config.json and *.safetensors")
-    if kind == "checkpoint" and not (folder / "COMPLETE").is_file():
-        raise UserError(f"{folder}: no complete checkpoint: it has no COMPLETE record")
+    if kind == "checkpoint":
+        if not (folder / store.COMPLETE).is_file():
+            raise UserError(f"{folder}: no complete checkpoint: it has no COMPLETE record")
+        _record(folder)
     if kind == "data" and not any(folder.iterdir()):
         raise UserError(f"{folder}: is empty")
 
@@ -79,14 +82,24 @@ def _known(folder: Path, work: Work, artefact: Artefact) -> Record:
         if about["step"] != artefact.step:
             raise UserError(f"{folder}: its card says step {about['step']}, not {artefact.step}")
         facts |= {key: about[key] for key in ("specification", "code", "seconds", "gpu_hours", "ended")}
-    elif (folder / "COMPLETE").is_file():
-        record = read_json(folder / "COMPLETE")
+    elif artefact.kind == "checkpoint":
+        record = read_json(folder / store.COMPLETE)
         if record["step"] != artefact.step:
             raise UserError(f"{folder}: its COMPLETE record says step {record['step']}, not {artefact.step}")
         if record.get("fingerprint") not in (None, work.fingerprint):
             raise UserError(f"{folder}: belongs to train-{record['fingerprint']}, not to {work.fingerprint}")
-        facts |= {key: record[key] for key in ("policy_version", "world_size", "ledger", "attempt")}
+        facts |= {key: record[key] for key in OF_RECORD}
     return facts
+
+
+def _record(folder: Path) -> Record:
+    """A checkpoint's own record, whose files agree with it by their hashes; `UserError` naming what does not."""
+    if found := store.faults_of_checkpoint(folder, hashes=True):
+        raise UserError(f"{found[0]}; a damaged checkpoint is not adopted")
+    record = read_json(folder / store.COMPLETE)
+    if missing := [key for key in ("step", *OF_RECORD) if key not in record]:
+        raise UserError(f"{folder / store.COMPLETE}: not a checkpoint record, it has no {missing[0]}")
+    return record
 
 
 def _from_card(about: Record, work: Work) -> list[str]:
@@ -114,14 +127,14 @@ def _run(registry: Registry, folder: Path, path: str | None, moment: Record) -> 
     last = work.artefact("checkpoint", steps[-1])
     if last.folder.exists() and numbered(last.folder / "checkpoints"):
         raise UserError(f"{name}: was begun here already ({last.folder})")
+    records = {step: _record(folder / "checkpoints" / f"step_{step}") for step in steps}
     if last.folder.exists():  # a plan has written its specification there, and no more
         shutil.rmtree(last.folder)
     _place(folder, last.folder, folder)
     (last.folder / publish.DIRECT).unlink(missing_ok=True)
     store.write_spec(work.spec([], moment))
-    for step in steps:
-        record = read_json(last.folder / "checkpoints" / f"step_{step}" / "COMPLETE")
-        facts = {key: record[key] for key in ("policy_version", "world_size", "ledger", "attempt")}
+    for step, record in records.items():
+        facts = {key: record[key] for key in OF_RECORD}
         _finish(work.artefact("checkpoint", step), moment, {"source": folder.as_posix(), **facts})
         publish.publish(Path(Target(name, "checkpoint", step).path), work.artefact("checkpoint", step).path)
     for leaf in ("logs", "configs", "monitors"):

@@ -68,7 +68,7 @@ def has_record(artefact: Artefact) -> bool:
 
 def is_kept(artefact: Artefact) -> bool:
     """Whether a checkpoint lies there complete, though no manifest says so: one that a training left on its way."""
-    return has_record(artefact) and not store.faults_of_kept(artefact)
+    return has_record(artefact) and not store.faults_of_checkpoint(artefact.path)
 
 
 def targets_of_all(registry: Registry, include_manual: bool = False) -> list[str]:

@@ -156,7 +156,11 @@ def read_brief(path: Path | str) -> dict[str, Any]:
 
 def faults(artefact: Artefact, manifest: dict[str, Any], hashes: bool = False) -> list[str]:
     """What is wrong with the files that a manifest names, one line each; empty when all is well."""
-    found, root = [], str(artefact.root)
+    return _faults(str(artefact.root), manifest, hashes)
+
+
+def _faults(root: str, manifest: dict[str, Any], hashes: bool) -> list[str]:
+    found = []
     for entry in manifest["files"]:
         path = f"{root}/{entry['path']}"
         try:
@@ -181,12 +185,12 @@ def finished(artefact: Artefact) -> bool:
         return False
 
 
-def faults_of_kept(artefact: Artefact, hashes: bool = False) -> list[str]:
+def faults_of_checkpoint(folder: Path, hashes: bool = False) -> list[str]:
     """What is wrong with a checkpoint by its own COMPLETE record, which those have too that no manifest names."""
     try:
-        return faults(artefact, read_json(artefact.path / COMPLETE), hashes)
+        return _faults(str(folder), read_json(folder / COMPLETE), hashes)
     except (UserError, KeyError, TypeError) as error:
-        return [str(error) if isinstance(error, UserError) else f"{artefact.path / COMPLETE}: not a checkpoint record"]
+        return [str(error) if isinstance(error, UserError) else f"{folder / COMPLETE}: not a checkpoint record"]
 
 
 def kept() -> Iterator[Artefact]:

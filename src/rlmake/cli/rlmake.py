@@ -99,7 +99,7 @@ def verify(argv: list[str]) -> int:
             except UserError as error:  # the manifest itself
                 found = [str(error)]
         elif build_plan.has_record(artefact):
-            found = store.faults_of_kept(artefact, hashes=True)
+            found = store.faults_of_checkpoint(artefact.path, hashes=True)
             if not build_plan.has_record(artefact):  # a running training has let it go meanwhile
                 continue
         elif registry and (before := store.damage(artefact)):
