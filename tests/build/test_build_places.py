@@ -97,6 +97,18 @@ def test_a_target_that_is_spelled_otherwise_is_told_the_right_spelling(project, 
                          "outputs/t/sft/checkpoints/step_2")  # fmt: skip
 
 
+def test_a_fork_that_could_not_go_on_is_refused(project):
+    """A checkpoint of another kind of training, and one behind the fork's last step."""
+    sft, rl = ((project.root / f"experiments/t/{name}.toml").read_text() for name in ("sft", "rl"))
+    fork = 'resume.dir = "outputs/t/sft/checkpoints/step_2"\nmax_steps = 2'
+    project.write("t/fork.toml", sft.replace("max_steps = 4", fork))
+    (line,) = project.refused("outputs/t/fork/weights")
+    assert "max_steps: 2 steps are over at outputs/t/sft/checkpoints/step_2: a fork counts on from there" in line
+    (project.root / "experiments/t/fork.toml").unlink()
+    project.write("t/other.toml", rl.replace("max_steps = ", fork.partition("max_steps")[0] + "max_steps = 1"))
+    assert any("kind 'sft', which 'rl' cannot continue" in line for line in project.refused("outputs/t/other/weights"))
+
+
 @pytest.mark.parametrize("root", ["", "{root}/", "./"])
 def test_a_place_in_the_store_is_no_target(project, root):
     path = root.format(root=project.root) + "outputs/.store/train-0123456789abcdef/exports/step_4/weights"

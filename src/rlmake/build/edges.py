@@ -74,10 +74,30 @@ class Edges:
             self._fault("resume.dir", fault)
         elif names.is_output(table["dir"]):
             self._parent("resume.dir", table["dir"], "checkpoint")
+            self._compare(config, table["dir"])
         elif not (complete := Path(table["dir"]) / "COMPLETE").is_file():
             self._fault("resume.dir", f"{table['dir']} is no complete checkpoint (it has no file COMPLETE)")
         else:
             self.revisions["resume.dir"] = self.registry.cache.hash(complete)
+
+    def _compare(self, config: dict[str, Any], forked: str) -> None:
+        """A fork is a training of the same kind, and has steps left to train."""
+        try:
+            target = self.registry.target(forked)
+        except UserError:
+            return  # which is a fault of its own
+        kind, other = "rl" if "trainer" in config else "sft", self.registry.runs[target.run].kind
+        if target.kind != "checkpoint" or target.step is None or other not in ("rl", "sft"):
+            return
+        if kind != other:
+            self._fault(
+                "resume.dir",
+                f"{forked} is a checkpoint of kind '{other}', which '{kind}' cannot continue; "
+                f'model.name = "outputs/{target.run}/weights" begins with its weights',
+            )
+        steps = (config.get("trainer") or config).get("max_steps")
+        if steps is not None and target.step >= steps:
+            self._fault("max_steps", f"{steps} steps are over at {forked}: a fork counts on from there")
 
     def _leaf(self, key: str, value: str) -> Any:
         if fault := names.fault_of_spelling(value):
