@@ -6,22 +6,13 @@ Started by bench_grpo.py; one JSON line. Needs trl, liger-kernel, accelerate and
 import json
 import sys
 import tempfile
-import time
 
 import torch
 from datasets import Dataset
 from hash_task import prompt, score
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
-
-
-class Clock(TrainerCallback):
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_step_end(self, *_, **__):
-        torch.cuda.synchronize()
-        self.times.append(time.perf_counter())
+from trl_sft import Clock
 
 
 def main() -> None:
