@@ -217,8 +217,11 @@ def test_best_checkpoint_and_other_formats(project):
     (line,) = project.refused("outputs/t/rl/exports/best/weights")
     assert "give it a table [experiment.best]" in line
     for best, why in (
-        ('metric = "rewrd"', "best.metric: reverse-text has no number 'rewrd'; did you mean 'reward'?; there are"),
-        ('metric = "pass@4"', "best.metric: reverse-text has no number 'pass@4'"),
+        (
+            'metric = "rewrd"',
+            "best.metric: suite held has no number 'rewrd' of reverse-text; did you mean 'reward'?; there are",
+        ),
+        ('metric = "pass@4"', "best.metric: suite held has no number 'pass@4' of reverse-text"),
         ('env = "reverse-txt"', "best.env: suite held has no environment 'reverse-txt'; did you mean 'reverse-text'?"),
     ):
         project.edit("t/sft.toml", '"held"}', f'"held", {best}}}')

@@ -35,6 +35,7 @@ def test_verbs_on_a_build(project, call, tmp_path):
     # the card, also of a copy; the model card says the same
     record = json.loads("\n".join(call("card", WEIGHTS, "--json")))
     assert record["runs"] == ["t/sft"] and record["set"]["optim.lr"] == 1e-3
+    assert not [key for key in record["set"] if key.startswith(("model.name", "data.name"))], "those are its lineage"
     assert [row["name"] for row in record["lineage"]] == ["t/data", "t/model", "t/sft"]
     assert record["evaluations"][0]["envs"]["toy"]["reward"]["mean"] == 0.25
     copy = tmp_path / "elsewhere"

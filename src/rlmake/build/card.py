@@ -232,7 +232,11 @@ def _own_settings(spec: dict[str, Any]) -> dict[str, Any]:
     """Settings that count and that somebody set."""
     defaults = spec.get("defaults", {})
     found = dict(leaves(spec.get("semantic", {})))
-    return {key: value for key, value in found.items() if key not in defaults and ".parent." not in f".{key}."}
+    parents = {key.removesuffix(".parent.0") for key in found if key.endswith(".parent.0")}  # told as lineage
+    ours = (
+        key for key in found if key not in defaults and key.rpartition(".")[0].removesuffix(".parent") not in parents
+    )
+    return {key: found[key] for key in ours}
 
 
 def _differences(artefact: Artefact, spec: dict[str, Any]) -> list[str]:

@@ -83,8 +83,8 @@ class Reports:
         for name, source in envs.items():
             there = numbers(source.group_size)
             if best.env in (None, name) and best.metric not in there:
-                message = f"{name} has no number '{best.metric}'{nearest(best.metric, there)}; there are "
-                return Fault(message + ", ".join(there), "experiment.best.metric", run.file)
+                message = f"suite {best.suite} has no number '{best.metric}' of {name}{nearest(best.metric, there)}"
+                return Fault(f"{message}; there are {', '.join(there)}", "experiment.best.metric", run.file)
         return None
 
     def best(self, run_name: str) -> Work:
