@@ -51,7 +51,7 @@ def test_axes_stand_beside_the_words_of_a_grid_quoted_or_nested(load):
         ('kind = "data"\nseconds_per_step = 1', "run.toml:3: experiment.seconds_per_step: a file of kind data trains nothing"),
         ('kind = "init"\nbest.suite = "a"', "experiment.best: a file of kind init trains nothing"),
         ('kind = "rl"\n[experiment.grid]\nseed = []', "experiment.grid.seed: an axis needs at least one value"),
-        ('kind = "rl"\n[experiment.grid]\nseed = 3', "experiment.grid.seed: expected a list"),
+        ('kind = "rl"\n[experiment.grid]\nseed = 3', "experiment.grid.seed: an axis is a list of values, not 3"),
         ('kind = "rl"\n[experiment.grid]\nseed = [0]\na = [1, 2]\nzip = ["seed", "a"]', "experiment.grid.zip.0: axes of one zip need equally many"),
         ('kind = "rl"\n[experiment.grid]\nseed = [0]\n"trainer.optim.lr" = [1e-3, nan]', "run.toml:5: experiment.grid.trainer.optim.lr: must be finite, not nan"),
         ('kind = "rl"\n[experiment.grid]\na = [[0, {x = inf}]]', "experiment.grid.a: must be finite, not inf"),
