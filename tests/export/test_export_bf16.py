@@ -227,13 +227,13 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rlmake.export import bf16, writer
-real, calls = writer.write_shard, []
-def dying(path, specs, tensors):
-    calls.append(path)
+real, calls = writer.Shard.finish, []
+def dying(shard):
+    calls.append(shard)
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    real(path, specs, tensors)
-writer.write_shard = dying
+    real(shard)
+writer.Shard.finish = dying
 bf16.export(Path(sys.argv[1]), Path(sys.argv[2]), max_shard=40_000)
 """
 
@@ -256,11 +256,24 @@ def test_a_full_disk_leaves_the_older_export(tmp_path, base, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(writer, "write_shard", full)
+    monkeypatch.setattr(writer.Shard, "write", full)
     with pytest.raises(RunFailed, match="no space left"):
         bf16.export(folder, out)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert {path.name for path in tmp_path.iterdir()} == {"run", "weights"}
+
+
+def test_a_file_that_lacks_a_part_of_a_tensor_is_an_error(tmp_path):
+    shard = writer.Shard(tmp_path / "x", {"a": Spec(torch.float32, (4,))})
+    shard.write("a", torch.ones(3))
+    with pytest.raises(ValueError, match="1 tensors are not whole, a among them"):
+        shard.finish()
+    for wrong in (torch.ones(2), torch.ones(1).half()):
+        with pytest.raises(ValueError, match=r"a: .* behind 12 bytes"):
+            shard.write("a", wrong)
+    shard.write("a", torch.zeros(1))
+    shard.finish()
+    assert load_file(tmp_path / "x")["a"].tolist() == [1, 1, 1, 0]
 
 
 def test_shards_are_planned_in_layer_order():

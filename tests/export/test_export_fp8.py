@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import write_json
-from rlmake.export import bf16, dequantize, fp8
+from rlmake.export import bf16, dequantize, fp8, writer
 from rlmake.export.sources import Spec
 
 
@@ -28,7 +28,7 @@ def reference(weight: torch.Tensor, block: int = 128) -> tuple[torch.Tensor, tor
     return q, scale
 
 
-SHAPES = [(128, 128), (300, 257), (1, 1), (127, 640), (256, 100)]
+SHAPES = [(128, 128), (300, 257), (1, 1), (127, 640), (256, 100), (130, 1300)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -238,6 +238,30 @@ def test_directly_from_a_checkpoint_equals_by_way_of_bf16(tmp_path, base):
     assert all(torch.equal(one[name].view(torch.uint8), two[name].view(torch.uint8)) for name in one)
     assert (tmp_path / "one" / "config.json").read_text() == (tmp_path / "two" / "config.json").read_text()
     assert one["model.layers.0.mlp.up_proj.weight"].dtype == torch.float8_e4m3fn
+
+
+def test_pieces_of_any_size_give_the_same_bytes(tmp_path, monkeypatch):
+    """Of matrices, stacks of them and what is kept; a release with rows and columns beyond whole blocks."""
+    torch.manual_seed(0)
+    shapes = {"layers.0.mlp.up_proj.weight": (300, 257), "layers.0.mlp.experts.down_proj": (3, 300, 140),
+              "embed_tokens.weight": (70, 33), "norm.weight": (33,)}  # fmt: skip
+    (tmp_path / "model").mkdir()
+    write_json(tmp_path / "model" / "config.json", {})
+    tensors = {f"model.{name}": torch.randn(shape).to(torch.bfloat16) for name, shape in shapes.items()}
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+
+    def there_and_back(name: str) -> list[bytes]:
+        fp8.quantize(tmp_path / "model", tmp_path / name)
+        dequantize.export(tmp_path / name, tmp_path / f"{name}-back")
+        return [(tmp_path / out / "model.safetensors").read_bytes() for out in (name, f"{name}-back")]
+
+    whole = there_and_back("whole")
+    for module in (writer, fp8, dequantize):
+        monkeypatch.setattr(module, "PIECE", 64)
+    monkeypatch.setattr(fp8, "TILE", 100)
+    monkeypatch.setattr(writer, "GROUP", 1)
+    monkeypatch.setattr(writer, "WRITE_BACK", 1000)
+    assert there_and_back("parts") == whole
 
 
 def test_of_tensors_with_more_axes_only_stacked_experts_are_quantised():

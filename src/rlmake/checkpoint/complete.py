@@ -79,11 +79,11 @@ def read(folder: Path) -> dict[str, Any]:
     return record
 
 
-def verify(folder: Path, hashes: bool | Callable[[str], bool] = True) -> list[str]:
+def verify(folder: Path, hashes: bool | Callable[[str], bool] = True, mapped: bool = False) -> list[str]:
     """What is wrong with a step's folder, one line per fault naming the file; empty when it is whole.
 
     `hashes=False` compares names and sizes only (milliseconds instead of a read of every byte); a function of a file's
-    path says whether its bytes are read.
+    path says whether its bytes are read. `mapped` as in `hash_file`.
     """
     try:
         record = read(folder)
@@ -92,7 +92,7 @@ def verify(folder: Path, hashes: bool | Callable[[str], bool] = True) -> list[st
     match = re.fullmatch(r"(?:abandoned-\d+-)?step_(\d+)", folder.name)
     if match and int(match[1]) != record["step"]:
         return [f"{folder / COMPLETE}: written for step {record['step']}"]
-    return _file_faults(folder, record, hashes)
+    return _file_faults(folder, record, hashes, mapped)
 
 
 def steps(run_dir: Path) -> list[int]:
@@ -143,7 +143,9 @@ def _checksum(record: dict[str, Any]) -> str:
     return hash_bytes(canonical({key: value for key, value in record.items() if key != "checksum"}))
 
 
-def _file_faults(folder: Path, record: dict[str, Any], hashes: bool | Callable[[str], bool]) -> list[str]:
+def _file_faults(
+    folder: Path, record: dict[str, Any], hashes: bool | Callable[[str], bool], mapped: bool = False
+) -> list[str]:
     faults = []
     asked = hashes if callable(hashes) else lambda path: hashes
     for entry in record["files"]:
@@ -155,6 +157,6 @@ def _file_faults(folder: Path, record: dict[str, Any], hashes: bool | Callable[[
             faults.append(f"{path}: missing")
         elif (size := path.stat().st_size) != entry["size"]:
             faults.append(f"{path}: {size} bytes, expected {entry['size']}")
-        elif asked(entry["path"]) and hash_file(path) != entry["blake3"]:
+        elif asked(entry["path"]) and hash_file(path, mapped) != entry["blake3"]:
             faults.append(f"{path}: content differs from its hash")
     return faults

@@ -1,5 +1,6 @@
 """The adapter of a LoRA checkpoint in PEFT's layout: `adapter_model.safetensors` and `adapter_config.json`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from rlmake.core.errors import UserError
 from rlmake.export import assets, bf16
 from rlmake.export.sources import CheckpointSource
 from rlmake.export.staging import staged
-from rlmake.export.writer import write_model
+from rlmake.export.writer import checked, write_model
 from rlmake.models import lora
 
 
@@ -23,8 +24,8 @@ def export(checkpoint: Path, out: Path, *, trust: bool = False) -> dict[str, Any
         source = AdapterSource(folder / "trainer")
         outputs = {name: {f"{lora.FILE_PREFIX}{name}": spec} for name, spec in source.tensors.items()}
 
-        def make(name: str, tensor: Any) -> dict[str, Any]:
-            return {f"{lora.FILE_PREFIX}{name}": bf16.finite(name, tensor)}
+        def make(name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
+            return checked(f"{lora.FILE_PREFIX}{name}", tensor)
 
         facts = write_model(temporary, source, {lora.WEIGHTS: list(outputs)}, outputs, make, index=False)
         assets.copy(assets.resolve(source.assets), temporary, source.chat_template)

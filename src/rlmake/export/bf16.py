@@ -25,13 +25,8 @@ def rule(name: str, spec: Spec) -> dict[str, Spec]:
     return {name: Spec(torch.bfloat16, spec.shape) if spec.dtype.is_floating_point else spec}
 
 
-def finite(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself; `UserError` for one with NaN or infinity in it."""
-    return checked(name, tensor)[name]
-
-
-def make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    return checked(name, tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor)
+def make(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    return checked(name, tensor, torch.bfloat16)
 
 
 def export(checkpoint: Path, out: Path, *, max_shard: int = MAX_SHARD, trust: bool = False) -> dict[str, Any]:
@@ -104,7 +99,7 @@ def vouched(folder: Path, trust: bool) -> Iterator[dict[str, Any]]:
     if faults := ck.verify(folder, lambda path: not path.endswith(TENSORS)):
         raise UserError(faults[0])
     with ThreadPoolExecutor(1) as pool:
-        hashing = pool.submit(ck.verify, folder, lambda path: path.endswith(TENSORS))
+        hashing = pool.submit(ck.verify, folder, lambda path: path.endswith(TENSORS), mapped=True)  # as the source is
         try:
             yield {key: ck.read(folder)[key] for key in ("step", "fingerprint", "policy_version")}
         finally:

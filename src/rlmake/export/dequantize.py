@@ -1,5 +1,6 @@
 """A blockwise FP8 release becomes bf16: `w = q · s` in fp32, rounded once."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from rlmake.export import assets
 from rlmake.export.fp8 import BLOCK
 from rlmake.export.sources import DirectorySource, Spec
 from rlmake.export.staging import staged
-from rlmake.export.writer import checked, write_model
+from rlmake.export.writer import PIECE, checked, write_model
 
 SCALE = "_scale_inv"
 
@@ -45,10 +46,15 @@ def export(source: Path, out: Path | None = None) -> dict[str, Any]:
             return {}
         return {name: Spec(torch.bfloat16, spec.shape) if name in quantized else spec}
 
-    def make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        if name in quantized:  # the scale may lie in another shard
-            tensor = dequantize_block(tensor, model.load([name + SCALE])[name + SCALE], block)
-        return checked(name, tensor)
+    def make(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        if name not in quantized:
+            yield from checked(name, tensor)
+            return
+        scale = model.load([name + SCALE])[name + SCALE]  # it may lie in another shard
+        high = max(1, PIECE // max(1, block[0] * tensor.shape[-1]))  # rows of blocks
+        for matrix, factors in zip(*(stack[None].flatten(0, -3) for stack in (tensor, scale)), strict=True):
+            for q, s in zip(matrix.split(high * block[0]), factors.split(high), strict=True):
+                yield from checked(name, dequantize_block(q, s, block))
 
     outputs = {name: rule(name, spec) for name, spec in model.tensors.items()}
     shards = {file: [name for name in names if outputs[name]] for file, names in model.shards.items()}

@@ -7,6 +7,7 @@ Servers and transformers read the layout of releases; in FP8 each expert then ha
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,13 +44,13 @@ def apart(config: dict[str, Any], rule: Rule, make: Make) -> tuple[Rule, Make]:
     def split_rule(name: str, spec: Spec) -> dict[str, Spec]:
         return {out: s for piece, part in names(name, spec, config).items() for out, s in rule(piece, part).items()}
 
-    def split_make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        pieces = list(names(name, Spec(tensor.dtype, tuple(tensor.shape)), config))
-        if pieces == [name]:
-            return make(name, tensor)
-        matrices = tensor.reshape(len(pieces), -1, tensor.shape[-1])  # rows of gate, then of up, expert by expert
-        return {
-            out: t for piece, matrix in zip(pieces, matrices, strict=True) for out, t in make(piece, matrix).items()
-        }
+    def split_make(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        parts = list(names(name, Spec(tensor.dtype, tuple(tensor.shape)), config))
+        if parts == [name]:
+            yield from make(name, tensor)
+            return
+        matrices = tensor.reshape(len(parts), -1, tensor.shape[-1])  # rows of gate, then of up, expert by expert
+        for part, matrix in zip(parts, matrices, strict=True):
+            yield from make(part, matrix)
 
     return split_rule, split_make

@@ -5,7 +5,8 @@ For a block with largest magnitude `amax`: `s = max(amax / 448, 1e-12)`, `q = e4
 stored as `<name>_scale_inv` and is multiplied to dequantise (https://arxiv.org/abs/2412.19437, section 3.3).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from rlmake.core.errors import UserError
 from rlmake.export import assets, bf16, experts
 from rlmake.export.sources import DirectorySource, Spec
 from rlmake.export.staging import staged
-from rlmake.export.writer import MAX_SHARD, Make, Rule, checked, require_finite, same, write_model
+from rlmake.export.writer import MAX_SHARD, PIECE, Make, Rule, checked, require_finite, same, write_model
 
 E4M3_MAX, MIN_SCALE, BLOCK = 448.0, 1e-12, 128
 SMALL_BLOCK = 64
+TILE = 1024  # columns quantised at a time
+INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 # A weight whose name contains one of these stays as it is.
 KEPT = (
     "norm", "embed", "lm_head", "shared_expert_gate", "in_proj_a", "in_proj_b", "eh_proj", "weights_proj", "visual.",
@@ -67,17 +70,26 @@ def quantize_block(
         return torch.stack([q for q, _ in parts]), torch.stack([scale for _, scale in parts])
     rows, cols = weight.shape
     high, wide = -(-rows // block), -(-cols // block)
+    width = min(wide, max(1, TILE // block)) * block
     q, scale = torch.empty(rows, cols, dtype=torch.float8_e4m3fn), torch.empty(high, wide)
-    panel = torch.zeros(block, wide * block)  # one row of blocks at a time stays in the processor's cache
-    blocks = panel.view(block, wide, block)
-    for i in range(high):
-        part = weight[i * block : (i + 1) * block]
-        if len(part) < block:
-            panel.zero_()
-        panel[: len(part), :cols] = part.to(first)
-        scale[i] = (blocks.abs().amax(dim=(0, 2)) / E4M3_MAX).clamp_(min=MIN_SCALE)
-        blocks.div_(scale[i][None, :, None])  # at most 448 and half a last place, which becomes 448
-        q[i * block : i * block + len(part)] = panel[: len(part), :cols]
+    # A few blocks at a time stay in the processor's cache. Magnitudes are compared as integers: their order is the
+    # same, NaN above infinity, and they are half as wide.
+    rounded, panel = torch.zeros(block, width, dtype=first), torch.empty(block, width)
+    bits = rounded.view(INTEGERS[first])
+    magnitudes, without_sign = torch.empty_like(bits), torch.iinfo(bits.dtype).max
+    for top, left in product(range(0, rows, block), range(0, cols, width)):
+        place = slice(top, top + block), slice(left, left + width)
+        part = weight[place]
+        if part.shape != rounded.shape:
+            rounded.zero_()
+        inside = slice(part.shape[0]), slice(part.shape[1])
+        rounded[inside] = part
+        largest = torch.bitwise_and(bits, without_sign, out=magnitudes).amax(0).view(-1, block).amax(1).view(first)
+        factors = (largest.float() / E4M3_MAX).clamp_(min=MIN_SCALE)
+        # At most 448 and half a last place, which becomes 448.
+        torch.div(rounded.view(block, -1, block), factors[:, None], out=panel.view(block, -1, block))
+        q[place] = panel[inside]
+        scale[top // block, left // block : (left + width) // block] = factors[: -(-part.shape[1] // block)]
     return q, scale
 
 
@@ -93,12 +105,18 @@ def rules(edge: Callable[[], int], rule: Rule, make: Make) -> tuple[Rule, Make]:
         grid = (*spec.shape[:-2], *(-(-size // edge()) for size in spec.shape[-2:]))
         return {name: Spec(torch.float8_e4m3fn, spec.shape), f"{name}_scale_inv": Spec(torch.float32, grid)}
 
-    def fp8_make(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    def fp8_make(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         if not is_quantized(name, Spec(tensor.dtype, tuple(tensor.shape))):
-            return make(name, tensor)
-        q, scale = quantize_block(tensor, edge(), torch.bfloat16)
-        require_finite(name, scale)
-        return {name: q, f"{name}_scale_inv": scale}
+            yield from make(name, tensor)
+            return
+        block = edge()
+        rows = max(1, PIECE // max(1, block * tensor.shape[-1])) * block  # whole rows of blocks
+        for matrix in tensor[None].flatten(0, -3):
+            for part in matrix.split(rows):
+                q, scale = quantize_block(part, block, torch.bfloat16)
+                require_finite(name, scale)
+                yield name, q
+                yield f"{name}_scale_inv", scale
 
     return fp8_rule, fp8_make
 

@@ -1,7 +1,8 @@
 """Streaming safetensors: sizes are known before the first byte, so tensors go to their place as they come.
 
-Groups of tensors are loaded and converted by a few threads, each operation by one of them (large tensors split over
-threads cost more in waiting than they gain), while others are written, and the disk is told at once what to write back.
+A few threads each load a group of tensors, convert it piece by piece and write every piece while it is in the
+processor's cache (an operation split over threads costs more in waiting than it gains; new memory is dearer than the
+arithmetic). The disk is told at once what to write back.
 """
 
 import ctypes
@@ -9,9 +10,9 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from rlmake.export.sources import INDEX, SINGLE, TYPES, Source, Spec
 
 MAX_SHARD = 5 * 10**9  # bytes
 GROUP = 64 * 2**20  # bytes of source tensors loaded at a time, at least one tensor
-WORKERS = min(4, os.cpu_count() or 1)  # threads that load and convert; as many groups and one more are in memory
+PIECE = 2**20  # elements converted and written at a time
+WRITE_BACK = 2**23  # bytes of a tensor that the disk is told of at a time
+WORKERS = min(4, os.cpu_count() or 1)  # threads, each with a group in memory (where it is not mapped) and a piece
 START_WRITING = 2  # SYNC_FILE_RANGE_WRITE of <linux/fs.h>
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 
-# One source tensor's outputs: `rule(name, spec) -> {name: spec}` before, `make(name, tensor) -> {name: tensor}` then.
+# One source tensor's outputs: `rule(name, spec) -> {name: spec}` before; then `make(name, tensor)` yields pieces
+# (name, piece) of them, each output's elements in order.
 Rule = Callable[[str, Spec], dict[str, Spec]]
-Make = Callable[[str, torch.Tensor], dict[str, torch.Tensor]]
+Make = Callable[[str, torch.Tensor], Iterator[tuple[str, torch.Tensor]]]
 
 
 def natural(name: str) -> list[Any]:
@@ -68,15 +72,23 @@ def write_model(
     """
     weight_map: dict[str, str] = {}
     total = parameters = 0
-    with _workers() as pool:
+    under_way: deque[tuple[Shard, list[Future]]] = deque()
+    with ExitStack() as files, _workers() as pool:
         for file, names in shards.items():
             specs = {out: spec for name in names for out, spec in outputs[name].items()}
             if not specs:
                 continue
-            write_shard(folder / file, specs, _made(pool, source, names, make))
+            shard = files.enter_context(closing(Shard(folder / file, specs)))
+            under_way.append(
+                (shard, [pool.submit(_convert, source, group, make, shard) for group in groups(source, names)])
+            )
+            if len(under_way) > 1:  # one is synced while the next is converted
+                _finish(*under_way.popleft())
             weight_map |= dict.fromkeys(specs, file)
             total += sum(spec.nbytes for spec in specs.values())
             parameters += sum(spec.numel for out, spec in specs.items() if not out.endswith("_scale_inv"))
+        while under_way:
+            _finish(*under_way.popleft())
     files = sorted(set(weight_map.values()))
     if index and files != [SINGLE]:
         ordered = {name: weight_map[name] for name in sorted(weight_map)}
@@ -84,46 +96,78 @@ def write_model(
     return {"tensors": len(weight_map), "parameters": parameters, "bytes": total, "shards": files}
 
 
-def write_shard(path: Path, specs: dict[str, Spec], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """One safetensors file. Wider types come first, so that every tensor is aligned to its own type."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    places = {}
-    for name, spec in sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, natural(item[0]))):
-        header[name] = {
-            "dtype": NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [offset, offset + spec.nbytes],
-        }
-        places[name] = offset
-        offset += spec.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        start = file.tell()
-        for name, tensor in tensors:
-            if Spec(tensor.dtype, tuple(tensor.shape)) != specs[name]:
-                raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}, expected {specs[name]}")
-            place = start + places.pop(name)
-            file.seek(place)
-            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            if specs[name].nbytes >= 2**20:
-                file.flush()
-                _start_writing(file.fileno(), place, specs[name].nbytes)
-        if places:
-            raise ValueError(f"{path}: {len(places)} tensors were never written, {min(places)} among them")
-        file.flush()
-        os.fsync(file.fileno())
+class Shard:
+    """One safetensors file, whose tensors several threads write, each tensor by one of them, piece after piece.
+
+    Wider types come first, so that every tensor is aligned to its own type.
+    """
+
+    def __init__(self, path: Path, specs: dict[str, Spec]):
+        self.path, self._specs = path, specs
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for name, spec in sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, natural(item[0]))):
+            header[name] = {
+                "dtype": NAMES[spec.dtype],
+                "shape": list(spec.shape),
+                "data_offsets": [offset, offset + spec.nbytes],
+            }
+            offset += spec.nbytes
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        start = 8 + len(text)
+        self._places = {name: start + entry["data_offsets"][0] for name, entry in header.items() if name in specs}
+        self._written = dict.fromkeys(specs, 0)
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 (`close` does)
+        self.close = self._file.close
+        self._put(0, len(text).to_bytes(8, "little") + text)
+
+    def write(self, name: str, piece: torch.Tensor) -> None:
+        """The next elements of a tensor."""
+        spec, done = self._specs[name], self._written[name]
+        if piece.dtype != spec.dtype or done + piece.nbytes > spec.nbytes:
+            raise ValueError(f"{name}: {piece.dtype} {tuple(piece.shape)} behind {done} bytes, expected {spec}")
+        self._put(self._places[name] + done, piece.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        end = self._written[name] = done + piece.nbytes
+        if spec.nbytes >= 2**20 and (end == spec.nbytes or end // WRITE_BACK > done // WRITE_BACK):
+            begun = done // WRITE_BACK * WRITE_BACK
+            _start_writing(self._file.fileno(), self._places[name] + begun, end - begun)
+
+    def finish(self) -> None:
+        """Sync and close the file; `ValueError` for a tensor that is not whole."""
+        if short := [name for name, spec in self._specs.items() if self._written[name] != spec.nbytes]:
+            raise ValueError(f"{self.path}: {len(short)} tensors are not whole, {min(short)} among them")
+        os.fsync(self._file.fileno())
+        self.close()
+
+    def _put(self, place: int, data: Any) -> None:
+        data = memoryview(data)
+        while data:
+            count = os.pwrite(self._file.fileno(), data, place)
+            data, place = data[count:], place + count
 
 
-def groups(source: Source, names: Sequence[str], size: int = GROUP) -> Iterator[list[str]]:
-    """Names cut into groups of about `size` bytes, at least one tensor each."""
+def _convert(source: Source, group: list[str], make: Make, shard: Shard) -> None:
+    """Load, check, convert and write a few tensors."""
+    loaded = source.load(group)
+    for name in group:
+        for out, piece in make(name, loaded.pop(name)):
+            shard.write(out, piece)
+
+
+def _finish(shard: Shard, parts: list[Future]) -> None:
+    for part in parts:
+        part.result()
+    shard.finish()
+
+
+def groups(source: Source, names: Sequence[str]) -> Iterator[list[str]]:
+    """Names cut into groups of about GROUP bytes, at least one tensor each."""
     group: list[str] = []
     held = 0
     for name in names:
         nbytes = source.tensors[name].nbytes
-        if group and held + nbytes > size:
+        if group and held + nbytes > GROUP:
             yield group
             group, held = [], 0
         group.append(name)
@@ -134,35 +178,14 @@ def groups(source: Source, names: Sequence[str], size: int = GROUP) -> Iterator[
 
 @contextmanager
 def _workers() -> Iterator[ThreadPoolExecutor]:
-    """The threads that load and convert, in each of which torch uses that thread alone."""
+    """The threads that convert, in each of which torch uses that thread alone."""
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
             yield pool
         finally:
+            pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)
-
-
-def _made(
-    pool: ThreadPoolExecutor, source: Source, names: Sequence[str], make: Make
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Load, check and convert group by group, in order; while one is written the next are on their way."""
-
-    def load(group: list[str]) -> list[tuple[str, torch.Tensor]]:
-        loaded = source.load(group)
-        return [item for name in group for item in make(name, loaded.pop(name)).items()]
-
-    pending = deque()
-    try:
-        for group in groups(source, names):
-            pending.append(pool.submit(load, group))
-            if len(pending) > WORKERS:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()
 
 
 def _start_writing(descriptor: int, offset: int, size: int) -> None:
@@ -186,6 +209,9 @@ def same(name: str, spec: Spec) -> dict[str, Spec]:
     return {name: spec}
 
 
-def checked(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    require_finite(name, tensor)
-    return {name: tensor}
+def checked(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor's elements, rounded to `dtype` where they are of a floating-point type, none of them NaN or infinite."""
+    for piece in tensor.reshape(-1).split(PIECE):
+        piece = piece.to(dtype) if tensor.is_floating_point() else piece
+        require_finite(name, piece)
+        yield name, piece
