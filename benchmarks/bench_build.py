@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench_plan import DATA, make, measure
+from bench_plan import DATA, ROW, make, measure
 
 SNAKEMAKE = [sys.executable, "-m", "snakemake", "--quiet", "all", "--cores", "1"]
 ALONE = """
@@ -50,7 +50,7 @@ def put(root: Path) -> int:
         name = "train.jsonl" if made.stage == "data" else "file"  # what the other files name is looked for in it
         file = made.path if made.path.suffix else made.path / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("small")
+        file.write_text(ROW)
         made.done_path.parent.mkdir(parents=True, exist_ok=True)
         store.write_spec({**spec, "planned_at": "", "code": {}})
         store.finish(made, store.manifest_of(made, spec, list_files(made.root), seconds=0.0, gpu_hours=0.0))
@@ -72,8 +72,7 @@ def overhead(root: Path, size: int) -> None:
         path = root / "experiments" / f"d{n:05d}.toml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(DATA.replace("rows.jsonl", f"rows{n}.jsonl"))
-        row = {"prompt": f"{n}", "completion": "cba"}
-        (root / f"rows{n}.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row)}\n")
+        (root / f"rows{n}.jsonl").write_text(ROW.replace("abc", str(n)) * 2)
     first, again = measure([*SNAKEMAKE, "all"], root), measure([*SNAKEMAKE, "all"], root)
     manifests = [json.loads(path.read_text()) for path in root.glob("outputs/.store/data-*/manifest.json")]
     assert len(manifests) == size

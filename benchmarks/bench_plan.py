@@ -24,6 +24,7 @@ BASE = """
 num_train_gpus = 0
 num_infer_gpus = 0
 """
+ROW = '{"prompt": "abc", "completion": "cba", "target": "cba"}\n'
 DATA = """
 [source]
 type = "file"
@@ -95,7 +96,7 @@ def make(root: Path, size: int) -> None:
     for name in ("rules", "profiles"):
         shutil.copytree(ROOT / name, root / name)
     shutil.copy(ROOT / "Snakefile", root)
-    (root / "rows.jsonl").write_text('{"prompt": "abc", "completion": "cba"}\n')
+    (root / "rows.jsonl").write_text(ROW)
     files = {"base/cpu.toml": BASE, "base/more.toml": MORE, "data.toml": DATA, "model.toml": MODEL, "sft.toml": SFT}
     for n in range(size - 3):
         more = ', "../base/more.toml"' if n % 3 == 0 else ""

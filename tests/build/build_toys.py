@@ -183,7 +183,7 @@ class Project:
         shutil.copy(ROOT / "Snakefile", root)
         for name, text in FILES.items():
             self.write(name, text)
-        (root / "rows.jsonl").write_text('{"prompt": "abc", "completion": "cba"}\n' * 4)
+        (root / "rows.jsonl").write_text('{"prompt": "abc", "completion": "cba", "target": "cba"}\n' * 4)
         site = root / "site"
         site.mkdir()
         (site / "sitecustomize.py").write_text(SITE)

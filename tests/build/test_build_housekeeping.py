@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlmake.build import lease
 from rlmake.cli import verbs
 from rlmake.cli.scaffold import edited
 from rlmake.core.errors import UserError
@@ -183,11 +184,36 @@ def test_adopt(project, call, tmp_path):
     with pytest.raises(UserError, match="is built already"):
         call("adopt", str(foreign), "--as", WEIGHTS)
 
+    (spec,) = Path("outputs/.store").glob("train-*/spec.json")
+    with lease.acquire(spec.parent / "exports/step_4"):  # as the job of a driver that runs has it
+        Path(WEIGHTS).resolve().with_name("weights.done.json").unlink()
+        with pytest.raises(lease.LeaseHeld, match=rf"^{WEIGHTS}: .* is being written by pid {os.getpid()} on"):
+            call("adopt", str(foreign), "--as", WEIGHTS)
+    call("adopt", str(foreign), "--as", WEIGHTS)
+
     real = Path("outputs/t/rl/weights")
     shutil.copytree(foreign, real)
     assert "take it in with `rlmake adopt" in project.refused(str(real))[0]
     call("adopt", str(real))
     assert real.is_symlink() and project.plan(str(real)) == {}
+
+
+def test_what_the_store_has_built_is_adopted_as_nothing_else(project, call, tmp_path):
+    """Copies without a card are known by their hashes."""
+    project.edit("t/sft.toml", 'evals = ["held"]', 'evals = ["held"]\nbest = {suite = "held"}')
+    project.build("outputs/t/sft/exports/best/weights", "outputs/t/sft/checkpoints/step_2")
+    for name in ("exports/best/weights", "checkpoints/step_2"):
+        shutil.copytree(f"outputs/t/sft/{name}", tmp_path / name, ignore=shutil.ignore_patterns("card.json"))
+    best, checkpoint = (str(tmp_path / name) for name in ("exports/best/weights", "checkpoints/step_2"))
+    assert json.loads("\n".join(call("card", checkpoint, "--json")))["step"] == 2
+    with pytest.raises(UserError, match=r"it is what was built as t/sft, train-\w+, not train-"):
+        call("adopt", best, "--as", "outputs/t/rl/weights")
+    (folder,) = Path("outputs/.store").glob("train-*")
+    shutil.rmtree(folder / "exports/step_4")
+    with pytest.raises(UserError, match="it is what was built as t/sft, step 2, not 4"):
+        call("adopt", best, "--as", WEIGHTS)
+    shutil.rmtree(folder / "exports/step_2")
+    assert call("adopt", best, "--as", "outputs/t/sft/exports/step_2/weights")
 
 
 def test_a_fork_of_a_run_that_was_started_directly(project, call):

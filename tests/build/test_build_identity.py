@@ -26,7 +26,7 @@ def project(tmp_path, monkeypatch):
         path = Path("experiments") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    Path("rows.jsonl").write_text('{"prompt": "abc", "completion": "cba"}\n')
+    Path("rows.jsonl").write_text('{"prompt": "abc", "completion": "cba", "target": "cba"}\n')
 
     def identities(name=None, old=None, new=None):
         if name:
@@ -123,7 +123,7 @@ def test_files_count_by_their_content(project):
     before = project()
     os.rename("rows.jsonl", "lines.jsonl")
     assert changed(before, project("t/data.toml", "rows.jsonl", "lines.jsonl")) == set()
-    Path("lines.jsonl").write_text("{}\n")
+    Path("lines.jsonl").write_text('{"prompt": "abc", "completion": "", "target": "cba"}\n')
     assert changed(before, project()) == set(before)
     Path("lines.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"t/data.toml.*lines.jsonl: no such file"):

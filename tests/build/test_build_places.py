@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from rlmake.build import explain
 from rlmake.build.registry import Registry
 from rlmake.cli import verbs
 from rlmake.core.errors import UserError
@@ -165,6 +166,49 @@ def test_a_file_that_built_data_does_not_have(project):
         project.write("t/rl.toml", text.replace("data/trian.jsonl", f"data/{there}"))
         assert "t/rl" in Registry.load().runs
         project.write("t/rl.toml", text)
+
+
+def test_a_misspelt_column_is_refused_when_it_is_planned(project):
+    """By the first row: of the rows that a data set is made from, with its `columns`, and of one that is built."""
+    good, data = '{"prompt": "a", "completion": "b", "target": "b"}\n', "outputs/t/data/data/train.jsonl"
+    rows = project.root / "rows.jsonl"
+    rows.write_text("\n" + good.replace("target", "targt"))
+    task = "rows.jsonl: row 2: expected an object with text in 'prompt' and 'target'; it has 'prompt', 'completion', "
+    where = "rl.toml: orchestrator.train.source.0", "evals/held.toml: source.0"
+    assert len(lines := project.refused("all")) == 2
+    assert all(f"{at}.env.taskset.path: {task}'targt'" in line for at, line in zip(where, lines, strict=True))
+    project.edit("t/data.toml", "[experiment]", '[columns]\ntargt = "target"\n[experiment]')
+    assert project.plan("outputs/t/rl/weights")["train"] == 2
+    rows.write_text(good.replace("completion", "completon").replace("target", "targt"))
+    (line,) = project.refused("all")
+    assert line == (
+        "error: experiments/t/sft.toml: data.name: rows.jsonl: row 1: expected a conversation in 'messages', or "
+        "'prompt' and 'completion'; it has 'prompt', 'completon', 'target'"
+    )
+    project.edit("t/sft.toml", "data.name =", 'data.columns.completion = "completon"\ndata.name =')
+    assert project.plan("outputs/t/rl/weights")["train"] == 2
+    (project.root / "own.jsonl").write_text('{"prompt": "a"}')
+    project.edit("t/rl.toml", data, "own.jsonl")
+    (line,) = project.refused("all")
+    assert line.endswith("own.jsonl: row 1: expected an object with text in 'prompt' and 'target'; it has 'prompt'")
+    project.edit("t/rl.toml", "own.jsonl", data)
+    artefact = Registry.load().artefact(Registry.load().target("outputs/t/data/data"))
+    artefact.path.mkdir(parents=True)
+    (artefact.path / "train.jsonl").write_text("{}")
+    write_json(artefact.done_path, {"schema": 1, "files": [{"path": "train.jsonl", "size": 2, "blake3": ""}]})
+    assert all(f"{artefact.path}/train.jsonl: row 1" in line for line in project.refused("all"))
+
+
+def test_an_edited_file_is_named_not_who_names_it(project):
+    before = Registry.load().work("t/data").spec([], {})
+    rows = project.root / "rows.jsonl"
+    rows.write_text(rows.read_text().replace("abc", "abd"))
+    (change,) = explain.changes(before, Registry.load().work("t/data"))
+    assert re.fullmatch(r"content of rows.jsonl [0-9a-f]{8} → [0-9a-f]{8}", str(change))
+    rows.rename("others.jsonl")
+    project.edit("t/data.toml", "rows.jsonl", "others.jsonl")
+    (change,) = explain.changes(before, Registry.load().work("t/data"))
+    assert str(change) == "source.paths.train rows.jsonl → others.jsonl (experiments/t/data.toml)"
 
 
 def test_a_misspelt_axis_is_said_once(project):

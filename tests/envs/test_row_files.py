@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmake.envs import jsonl
+from rlmake.core import jsonl
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 SFT_ROW = '{"messages": [{"role": "user", "content": "a"}]}'

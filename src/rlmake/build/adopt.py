@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import card, provenance, publish, store
+from rlmake.build import card, lease, provenance, publish, store
 from rlmake.build.experiments import CLASSES
 from rlmake.build.explain import changes
 from rlmake.build.names import OUTPUTS, Target
@@ -49,13 +49,26 @@ def adopt(registry: Registry, folder: Path, path: str | None, moment: Record) ->
         raise UserError(f"{target.path}: is built already ({artefact.folder})")
     _check(folder, target.kind)
     facts = _known(folder, work, artefact)
-    store.write_spec(work.spec([artefact.step] if artefact.step else [], moment))
-    _place(folder, artefact.path, Path(target.path))
-    _finish(artefact, moment, facts)
+    with _held(artefact.path.parent if target.kind == "weights" else artefact.folder, target.path):
+        if store.finished(artefact):
+            raise UserError(f"{target.path}: was built meanwhile ({artefact.folder})")
+        store.write_spec(work.spec([artefact.step] if artefact.step else [], moment))
+        _place(folder, artefact.path, Path(target.path))
+        _finish(artefact, moment, facts)
     publish.publish(Path(target.path), artefact.path)
     card.publish(artefact)
     lines = [f"adopted {target.path}: {artefact.path}"]
     return lines + ([] if "specification" in facts else ["what it was made with is not known; the card says so"])
+
+
+def _held(folder: Path, name: str) -> lease.Lease:
+    """The lease under which a job would make it. Raises `LeaseHeld` where one does just now."""
+    try:
+        held = lease.acquire(folder, wait=False)
+    except lease.LeaseHeld as error:
+        raise lease.LeaseHeld(f"{name}: {error}") from None
+    assert held is not None
+    return held
 
 
 def _check(folder: Path, kind: str) -> None:
@@ -70,19 +83,22 @@ def _check(folder: Path, kind: str) -> None:
 
 
 def _known(folder: Path, work: Work, artefact: Artefact) -> Record:
-    """What a folder says of itself: its card, or its COMPLETE record. Raises `UserError` where it is something else."""
+    """What is known of a folder: its card, what the store has built of the same files, or its COMPLETE record. Raises
+    `UserError` where it is something else."""
     facts: Record = {"source": folder.as_posix()}
-    if (folder / card.NAME).is_file():
-        about = card.find(folder)
+    carded = (folder / card.NAME).is_file()
+    if about := card.find(folder) if carded else _built(folder, artefact):
+        says = "its card says that it is" if carded else f"it is what was built as {', '.join(about['runs'])},"
         if (about["stage"], about["fingerprint"]) != (work.stage, work.fingerprint):
             differ = [] if about["stage"] != work.stage else _from_card(about, work)
             hint = f" ({'; '.join(differ[:3])})" if differ else ""
-            raise UserError(f"{folder}: its card says that it is {about['stage']}-{about['fingerprint']}, not "
+            raise UserError(f"{folder}: {says} {about['stage']}-{about['fingerprint']}, not "
                             f"{work.stage}-{work.fingerprint}{hint}")  # fmt: skip
-        if about["step"] != artefact.step:
-            raise UserError(f"{folder}: its card says step {about['step']}, not {artefact.step}")
+        for key in ("step", "kind"):
+            if about[key] != getattr(artefact, key):
+                raise UserError(f"{folder}: {says} {key} {about[key]}, not {getattr(artefact, key)}")
         facts |= {key: about[key] for key in ("specification", "code", "seconds", "gpu_hours", "ended")}
-    elif artefact.kind == "checkpoint":
+    if artefact.kind == "checkpoint":
         record = read_json(folder / store.COMPLETE)
         if record["step"] != artefact.step:
             raise UserError(f"{folder}: its COMPLETE record says step {record['step']}, not {artefact.step}")
@@ -90,6 +106,14 @@ def _known(folder: Path, work: Work, artefact: Artefact) -> Record:
             raise UserError(f"{folder}: belongs to train-{record['fingerprint']}, not to {work.fingerprint}")
         facts |= {key: record[key] for key in OF_RECORD}
     return facts
+
+
+def _built(folder: Path, artefact: Artefact) -> Record | None:
+    """The card of what was built of the same files; of several the one that is wanted. None where nothing was."""
+    same = (one for one in card.alike(folder) if one.stage != "best")  # which are files of a training's export
+    found = [one for one in same if store.read_manifest(one.done_path).get("origin") == "built"]
+    wanted = next((one for one in found if one == artefact), found[0] if found else None)
+    return card.of(wanted) if wanted else None
 
 
 def _record(folder: Path) -> Record:
@@ -120,11 +144,13 @@ def _run(registry: Registry, folder: Path, path: str | None, moment: Record) -> 
         raise UserError(f"{folder}: says nothing about its configuration ({resolved.relative_to(folder)} is missing)")
     there = _resolved(registry, name, resolved)
     if there.fingerprint != work.fingerprint:
-        before = {"semantic": there.semantic, "defaults": {}, "parents": there.parents, "revisions": there.revisions}
-        before |= {"fingerprint": there.fingerprint, "steps": []}
+        before = {key: getattr(there, key) for key in ("config", "semantic", "parents", "revisions", "fingerprint")}
+        before |= {"defaults": {}, "steps": []}
         found = [f"{c.key} is {c.before} there and {c.after} in {run.file}" for c in changes(before, work)]
         raise UserError(f"{folder}: is another run than {name}: {'; '.join(found[:5]) or 'its parents differ'}")
     last = work.artefact("checkpoint", steps[-1])
+    if (holder := lease.read(last.folder)) and not lease.is_gone(holder):
+        raise lease.LeaseHeld(f"{name}: {last.folder} is being written by {lease.describe(holder)}")
     if last.folder.exists() and numbered(last.folder / "checkpoints"):
         raise UserError(f"{name}: was begun here already ({last.folder})")
     records = {step: _record(folder / "checkpoints" / f"step_{step}") for step in steps}

@@ -121,7 +121,9 @@ def find(path: Path) -> dict[str, Any]:
             if file.stat().st_size != entry["size"] or hash_file(file) != entry["blake3"]:
                 raise UserError(f"{file}: changed since {record['name'] or 'the artefact'} was published")
         return record
-    return _by_content(folder)
+    if same := next(alike(folder), None):
+        return of(same)
+    raise UserError(f"{folder}: no card.json, and no artefact of this project's store has the same files")
 
 
 def locate(path: Path) -> Artefact | None:
@@ -147,18 +149,18 @@ def locate(path: Path) -> Artefact | None:
     return found
 
 
-def _by_content(folder: Path) -> dict[str, Any]:
-    """A directory without a card, recognised by the hashes of its files."""
+def alike(folder: Path) -> Iterator[Artefact]:
+    """What is in the store with just the files of a directory, by their hashes."""
     files = [
         {"path": file.relative_to(folder).as_posix(), "size": file.stat().st_size, "blake3": hash_file(file)}
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.name not in NAMES
     ]
-    content = content_hash(files)
+    bare = [row for row in files if row["path"] != store.COMPLETE]  # a checkpoint's own mark, where a job made it
+    contents = {content_hash(files), content_hash(bare)}
     for artefact in store.stored():
-        if store.read_manifest(artefact.done_path)["content"] == content:
-            return of(artefact)
-    raise UserError(f"{folder}: no card.json, and no artefact of this project's store has the same files")
+        if store.read_manifest(artefact.done_path)["content"] in contents:
+            yield artefact
 
 
 def _code(state: dict[str, Any]) -> dict[str, Any]:

@@ -196,8 +196,11 @@ class Edges:
         return {"parent": [artefact.fingerprint, artefact.step, artefact.kind], "rest": target.rest}
 
     def _fault(self, key: str, message: str, value: str | None = None) -> None:
-        """Name the key that the user wrote: a shared one has filled several."""
-        written = next((name for name, one in leaves(self.raw) if value is not None and one == value), key)
-        fault = Fault(message, key=written, file=self.file)
+        fault = Fault(message, key=written(self.raw, key, value), file=self.file)
         if fault not in self.faults:
             self.faults.append(fault)
+
+
+def written(raw: dict[str, Any], key: str, value: str | None) -> str:
+    """The key that the user wrote: a shared one has filled several."""
+    return next((name for name, one in leaves(raw) if value is not None and one == value), key)

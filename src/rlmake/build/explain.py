@@ -214,7 +214,8 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
             if canonical(a) != canonical(b) and not _points(key):
                 default = key in before["defaults"] and key in defaults
                 unsaid = (key not in old and key in defaults) or (key not in new and key in before["defaults"])
-                change = Change(key, a, b, default, None if default or unsaid else _origin(raw, key, work))
+                file = None if default or unsaid else _origin(raw, key, work)
+                change = _of_file(before, work, key, a, b, file) or Change(key, a, b, default, file)
                 (silent if unsaid else found).append(change)
         found += _parents_changed(before, work)
         found = found or silent
@@ -227,6 +228,23 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
         if step > last:
             found.append(Change("max_steps", last, step, file=_origin(raw, "max_steps", work)))
     return found
+
+
+def _of_file(before: dict[str, Any], work: Work, key: str, a: Any, b: Any, file: str | None) -> Change | None:
+    """Of a leaf that stands for a file's content: that file's, where it is named as before; else its name."""
+    setting = key.removesuffix(".content")
+    then, now = (_text(config, setting) for config in (before.get("config") or {}, work.config))
+    if setting == key or None in (then, now):
+        return None
+    return Change(f"content of {now}", a[:8], b[:8]) if then == now else Change(setting, then, now, file=file)
+
+
+def _text(config: Any, key: str) -> str | None:
+    """The text at a dotted key of a configuration; None where there is none."""
+    for part in key.split("."):
+        step = config.get(part) if isinstance(config, dict) else None
+        config = config[int(part)] if isinstance(config, list) and part.isdecimal() else step
+    return config if isinstance(config, str) else None
 
 
 def _with_note(change: Change, work: Work) -> Change:

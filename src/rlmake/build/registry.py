@@ -9,16 +9,18 @@ registry.reports                   what rests on runs: their reports, the best o
 import functools
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlmake import config as schema
 from rlmake.build import accepted, failure, names, resources, revisions, store
-from rlmake.build.edges import Edges
+from rlmake.build.edges import Edges, written
 from rlmake.build.experiments import Experiments, Run, Suite, load
 from rlmake.build.fingerprint import fingerprint
 from rlmake.build.names import Target
 from rlmake.build.reports import Reports
+from rlmake.build.rows import FirstRows
 from rlmake.build.store import STORE, Artefact
 from rlmake.build.work import Work
 from rlmake.config.fields import semantic_part
@@ -80,9 +82,19 @@ class Registry:
                 faults += error.faults
         for name in experiments.suites:
             faults += registry._suite(name)[2].faults
+        faults += registry.faults_of_rows() if not faults else []
         if faults:
             raise ConfigError(dict.fromkeys(faults))
         return registry
+
+    def faults_of_rows(self) -> Iterator[Fault]:
+        """What the first rows of the data that is named here lack."""
+        first = FirstRows(self)
+        declared = [(run, work.config) for name, run in self.runs.items() if (work := self._by_run[name])]
+        declared += [(suite, self._suite(name)[3]) for name, suite in self.suites.items()]
+        for one, config in declared:
+            for key, value, fault in first.faults(config):
+                yield Fault(fault, written(one.raw, key, value), one.file)
 
     def work(self, name: str) -> Work:
         """Identity of a run. Raises `ConfigError` for what is wrong with it, or once more for a parent of it."""

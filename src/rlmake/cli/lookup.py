@@ -95,7 +95,7 @@ def diff(argv: list[str]) -> int:
     first, second = (_named(registry, name) for name in (args.first, args.second))
     if first.kind != second.kind:
         raise UserError(f"{args.first} is of kind {first.kind}, {args.second} of kind {second.kind}")
-    before = {key: getattr(first, key) for key in ("semantic", "parents", "revisions", "fingerprint")}
+    before = {key: getattr(first, key) for key in ("config", "semantic", "parents", "revisions", "fingerprint")}
     counts = explain.changes(before | {"defaults": first.defaults(), "steps": []}, second)
     counts = [replace(change, default=False) for change in counts]
     if first.last_step != second.last_step:

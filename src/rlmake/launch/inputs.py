@@ -7,8 +7,8 @@ from typing import Any
 from rlmake.build import local, names
 from rlmake.config import dump
 from rlmake.config.fields import Config
+from rlmake.core import jsonl
 from rlmake.core.errors import ConfigError, Fault
-from rlmake.envs import jsonl
 
 
 def check_inputs(cfg: Config, files: Sequence[Path], built: bool = True) -> None:

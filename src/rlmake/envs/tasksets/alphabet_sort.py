@@ -7,7 +7,7 @@ from pathlib import Path
 
 import verifiers.v1 as vf
 
-from rlmake.envs import jsonl
+from rlmake.core import jsonl
 from rlmake.envs.made import alphabet_sort as rules
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import verifiers.v1 as vf
 
-from rlmake.envs import jsonl
+from rlmake.core import jsonl
 
 
 class ReverseData(vf.TaskData):

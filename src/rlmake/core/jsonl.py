@@ -1,4 +1,4 @@
-"""Rows of a taskset: JSON objects, one a line. Nothing here loads verifiers: a launcher looks at the first row."""
+"""Rows of a taskset: JSON objects, one a line. Nothing here loads verifiers: plans and launchers look at the first."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,14 +35,18 @@ def read(path: Path, expected: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """`(file: row N, row)` of every row. `ValueError` for a line that is no object, saying what was `expected`."""
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            where = f"{path}: row {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{where}: expected {expected}: {error}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{where}: expected {expected}, not {type(row).__name__}")
-            yield where, row
+            yield (where := f"{path}: row {number}"), parsed(where, line, expected)
+
+
+def parsed(where: str, line: str, expected: str) -> dict[str, Any]:
+    """A line as a row. `ValueError` for one that is no object, saying what was `expected`."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: expected {expected}: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected {expected}, not {type(row).__name__}")
+    return row
 
 
 def tasks(path: Path, data: Any, taskset: str, **common: Any) -> Iterator[Any]:
