@@ -104,6 +104,16 @@ def test_damaged_is_skipped_with_one_line_that_names_the_file(run, lines, name, 
     assert ck.resume_point(run) == step_dir(run, 10)
 
 
+def test_what_verify_took_back_is_said_to_be_damaged(run, lines):
+    """Not that it was never finished."""
+    for step in (1, 2):
+        save(run, step)
+    os.rename(step_dir(run, 2) / "COMPLETE", step_dir(run, 2) / "COMPLETE.damaged")  # as rlmake.build.store does
+    assert ck.newest(run) == 1 and "found damaged by `rlmake verify`" in lines[-1]
+    ck.prune_future(run, 1)
+    assert lines[-1] == "INFO damaged, removed: checkpoints/step_2"
+
+
 def test_every_bit_of_the_record_counts(run):
     path = save(run, 1) / "COMPLETE"
     record = json.loads(path.read_text())

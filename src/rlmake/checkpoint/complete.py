@@ -68,6 +68,8 @@ def read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such checkpoint")
     if not path.is_file():
+        if path.with_name(f"{COMPLETE}.damaged").is_file():
+            raise UserError(f"{folder}: found damaged by `rlmake verify`")
         raise UserError(f"{path}: no such file, the checkpoint was never finished")
     record = read_json(path)
     if not isinstance(record, dict) or not record.keys() >= FIELDS:

@@ -70,13 +70,14 @@ def prune_future(run_dir: Path, step: int, explicit: bool = False) -> list[Path]
     gone += [path for n, path in numbered(run_dir / "broadcasts").items() if n >= step]
     for path in gone:
         shutil.rmtree(path)
-        logger.info(f"later than step {step}, removed: {path.relative_to(run_dir)}")
+        logger.info(f"made again from step {step} on, removed: {path.relative_to(run_dir)}")
     for n, folder in reversed(numbered(run_dir / "checkpoints").items()):
         if n <= step:
             continue
         if not (folder / COMPLETE).is_file():
+            why = "damaged" if (folder / f"{COMPLETE}.damaged").is_file() else "never finished"
             _delete(folder)
-            logger.info(f"never finished, removed: {folder.relative_to(run_dir)}")
+            logger.info(f"{why}, removed: {folder.relative_to(run_dir)}")
         elif not explicit and not verify(folder):
             raise UserError(f"{folder} is complete, but the run would continue from step {step} (ask with resume.step)")
         else:
