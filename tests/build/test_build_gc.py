@@ -107,7 +107,19 @@ def test_a_link_keeps_what_it_shows_and_what_that_rests_on(built, capsys, kind):
 
 def test_a_link_to_nothing_keeps_nothing_and_goes_too(built, capsys):
     link("outputs/gone/run/weights", Path("../..", *OLD.parts[1:], "exports/step_9/weights"))
-    assert gc(capsys)[-1].endswith("and 1 links")
+    assert gc(capsys)[-1].endswith("and 1 link")
+    assert not OLD.exists() and not Path("outputs/gone").exists()
+
+
+def test_logs_alone_keep_nothing(built, capsys):
+    """As a training that failed leaves them; a user's own link to them keeps all."""
+    for leaf in ("logs", "monitors"):
+        (OLD / leaf).mkdir()
+        link(f"outputs/gone/run/{leaf}", Path("../..", *OLD.parts[1:], leaf))
+    link("outputs/mine", Path(*OLD.parts[1:], "logs"))
+    assert any("published: outputs/mine, " in line for line in gc(capsys, "--dry-run"))
+    os.unlink("outputs/mine")
+    assert gc(capsys)[-1].endswith("and 2 links")
     assert not OLD.exists() and not Path("outputs/gone").exists()
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rlmake.build import lease
 from rlmake.build.explain import Change, _of_grid
-from rlmake.build.workflow import WORKING
+from rlmake.build.names import WORKING
+from rlmake.build.registry import Registry
 from rlmake.cli import verbs
 from rlmake.core.errors import UserError
 
@@ -117,7 +119,7 @@ def test_twelve_ablations_on_one_parent_killed_twice(project):
 
 def test_what_changed_about_a_grid_is_told_by_its_cells():
     before = {"cells": [["seed=0", {"seed": 0}, True], ["seed=1", {"seed": 1}, False]], "lost": {}}
-    now = {"cells": [["seed=0", {"seed": 0}, False], ["seed=2", {"seed": 2}, True]], "lost": {"seed=2": "not built"}}
+    now = {"cells": [["seed=0", {"seed": 0}, False], ["seed=2", {"seed": 2}, True]], "lost": {"seed=2": "diverged"}}
     found = _of_grid(before, now, "experiments/g.toml")
     assert str(found[0]) == "cells added: seed=2 (experiments/g.toml)"
     assert str(found[1]) == "cells removed: seed=1 (experiments/g.toml)"
@@ -125,10 +127,14 @@ def test_what_changed_about_a_grid_is_told_by_its_cells():
     assert str(many) == "cells added: seed=0, seed=1, seed=2 and 6 more"
     assert [(change.key, change.before, change.after) for change in found] == [
         ("cells added", None, "seed=2"), ("cells removed", "seed=1", None),
-        ("baseline", "seed=0", "seed=2"), ("cells lost", None, "seed=2"),
+        ("baseline", "seed=0", "seed=2"), ("cells failed", None, "seed=2"),
     ]  # fmt: skip
     (back,) = _of_grid(now, now | {"lost": {}}, "experiments/g.toml")
-    assert str(back) == "cells no longer lost: seed=2"
+    assert str(back) == "cells no longer failed: seed=2"
+    half = now | {"lost": {}, "missing": {"seed=0": "unfinished: step 2 of 4"}}
+    (more,) = _of_grid(now | {"lost": {}}, half, "experiments/g.toml")
+    (back,) = _of_grid(half, now | {"lost": {}}, "experiments/g.toml")
+    assert (str(more), str(back)) == ("cells missing: seed=0", "cells missing at the last report: seed=0")
 
 
 def test_failed_and_missing_cells_are_shown(project):
@@ -143,11 +149,22 @@ def test_failed_and_missing_cells_are_shown(project):
     with pytest.raises(UserError, match=r"2 jobs are to be done first.*--allow-missing"):
         verbs.load("report")(["abl/lr"])
     assert project.plan(REPORT, allow_missing=1) == {"grid": 1, "publish_report": 1}
+    begun = "abl/lr/lr=1e-5,group_size=4,seed=0"
+    assert project.snakemake("-c", "2", f"outputs/{begun}/weights", TOY_KILL=f"{begun} 3", TOY_SECONDS="2.1")[0] == 1
+    (row,) = [row for row in project.document(REPORT)["jobs"] if row["run"] == begun]
+    assert row["reason"] == "unfinished: step 2 of 4" and "its own" in row["rate"], "by the beats of the killed attempt"
     assert verbs.load("report")(["abl/lr", "--allow-missing"]) == 0
     half = together()
     found = {cell["name"]: cell for cell in json.loads(Path(results).read_text())["cells"]}
     states = [cell["state"] for cell in found.values()]
     assert states == ["missing", "missing", "done", "failed"]
+    assert [cell["why"] for cell in found.values()][:2] == ["unfinished: step 2 of 4", "not built"]
+    assert "unfinished: step 2 of 4" in Path(REPORT).read_text()
+    with lease.acquire(Registry.load().work(begun).artefact("checkpoint", 4).folder):
+        grid = Registry.load(allow_missing=True).reports.of_grid("abl/lr")
+        assert grid.facts["missing"][begun.rpartition("/")[2]] == "in training: step 2 of 4"
+    (told,) = [row["changes"] for row in project.document(REPORT)["jobs"] if row["rule"] == "grid"]
+    assert [change["key"] for change in told] == ["cells missing at the last report"]
     assert "diverged at step 3: loss nan" in found["lr=3e-5,group_size=4,seed=1"]["why"]
     assert "diverged at step 3" in Path(REPORT).read_text()
     done = [line for line in project.build(REPORT) if line.startswith("train")]
@@ -209,7 +226,16 @@ def test_best_checkpoint_and_other_formats(project):
     assert project.plan(target)["evaluate"] == 2, "at steps 2 and 4"
     project.build(target)
     assert (Path(target) / "model.safetensors").read_text() == "sft 2"
+    card = json.loads((Path(target) / "card.json").read_text())
+    assert [(row["stage"], row["step"]) for row in card["lineage"][2:]] == [("train", 2), ("best", None)]
+    assert [entry["suite"] for entry in card["evaluations"]] == ["held"]
+    said = "chosen by its evaluation, step 2, the best of 2 checkpoints: reward 0.5 on held. Format: safetensors"
+    assert said in (Path(target) / "README.md").read_text()
     assert project.plan(target) == {}
+    project.edit("t/sft.toml", '"held"}', '"held", goal = "min"}')
+    (told,) = project.document(target)["jobs"][0]["changes"]
+    assert (told["key"], told["file"]) == ("experiment.best.goal", "experiments/t/sft.toml")
+    project.edit("t/sft.toml", ', goal = "min"}', "}")
     assert project.plan("outputs/t/sft/weights-FP8") == {"export_fp8": 1, "publish_fp8": 1}
     assert project.plan("outputs/t/sft/exports/step_2/weights-FP8") == {"export_fp8": 1, "publish_fp8_of_step": 1}
     (line,) = project.refused("outputs/t/sft/adapter")

@@ -39,6 +39,11 @@ def test_verbs_on_a_build(project, call, tmp_path):
     assert not [key for key in record["set"] if key.startswith(("model.name", "data.name"))], "those are its lineage"
     assert [row["name"] for row in record["lineage"]] == ["t/data", "t/model", "t/sft"]
     assert record["evaluations"][0]["envs"]["toy"]["reward"]["mean"] == 0.25
+    assert "data.columns.renderer.reasoning_effort" not in record["set"], "nobody set that"
+    (hardware,) = [line for line in call("card", WEIGHTS) if line.startswith("hardware")]
+    assert " cores" in hardware and " GiB" in hardware
+    with pytest.raises(UserError, match=r"^/not/here: no such file or directory$"):
+        call("card", "/not/here")
     copy = tmp_path / "elsewhere"
     shutil.copytree(WEIGHTS, copy)
     assert json.loads("\n".join(call("card", str(copy), "--json"))) == record
@@ -55,6 +60,22 @@ def test_verbs_on_a_build(project, call, tmp_path):
         call("card", str(copy))
     (copy / "model.safetensors").write_text("sft 4")
     assert json.loads("\n".join(call("card", str(copy), "--json")))["fingerprint"] == record["fingerprint"]
+
+    for name in ("evals/held", "evals/held/report.json"):  # logs and all; one file
+        to = tmp_path / "of-eval" / Path(name).name
+        (shutil.copytree if Path("outputs/t/sft", name).is_dir() else shutil.copy)(f"outputs/t/sft/{name}", to)
+        assert json.loads("\n".join(call("card", str(to), "--json")))["stage"] == "eval"
+
+    # a suite that was edited is priced by its episodes
+    took = read_json(next(Path("outputs/.store").glob("eval-*/done.json")))["seconds"]
+    project.edit("evals/held.toml", "[inference]", "group_size = 2\n[inference]")
+    (row,) = [row for row in project.document("outputs/t/sft/evals/held")["jobs"] if row["rule"] == "evaluate"]
+    assert row["rate"] == "by the episodes of 1 before the suite was edited"
+    assert row["hours"] == pytest.approx(2 * took / 3600, abs=1e-6)
+    project.edit("evals/held.toml", "group_size = 2", "group_size = 2\nsampling.max_completion_tokens = 9")
+    assert project.document("outputs/t/sft/evals/held")["totals"]["unknown"] == 1, "an episode costs something else now"
+    project.edit("evals/held.toml", "\nsampling.max_completion_tokens = 9", "")
+    project.edit("evals/held.toml", "group_size = 2\n", "")
 
     # verify finds a flipped bit
     weights = Path(WEIGHTS) / "model.safetensors"
@@ -104,7 +125,9 @@ def test_verbs_on_a_build(project, call, tmp_path):
     assert project.plan(WEIGHTS, "outputs/t/sft/evals/held") == {}
     assert project.document(WEIGHTS)["accepted"][0]["reason"] == "rounding"
     assert json.loads("\n".join(call("card", WEIGHTS, "--json")))["accepted"][0]["reason"] == "rounding"
+    assert "): rounding." in Path(WEIGHTS, "README.md").read_text(), "a copy says so too"
     call("accept", WEIGHTS, "--revoke")
+    assert "rounding" not in Path(WEIGHTS, "README.md").read_text()
     assert project.plan(WEIGHTS)["train"] == 1
 
     # in the store, and its link is gone: found by all, or one line says what to run
@@ -130,11 +153,37 @@ def test_verbs_on_a_build(project, call, tmp_path):
     assert "does not count: log.level none → debug" in lines
     with pytest.raises(UserError, match="did you mean 't/other'"):
         call("diff", "t/sft", "t/othr")
+    rl = Path("experiments/t/rl.toml").read_text()
+    project.write("t/grid.toml", rl + "[experiment.grid]\n'orchestrator.train.group_size' = [4, 8]\n")
+    lines = call("diff", "t/grid/group_size=4", "t/grid/group_size=8")
+    assert lines == ["orchestrator.train.source.0.group_size 4 → 8 (experiments/t/grid.toml)"], "and not the shared key"
+    project.write(
+        "t/cosine.toml",
+        rl.replace("max_steps = 5", 'max_steps = 3\ntrainer.scheduler = {type = "cosine", warmup_steps = 1}'),
+    )
+    assert [line for line in call("diff", "t/rl", "t/cosine") if "max_steps" in line] == ["max_steps 5 → 3"]
+    for wrong, said in (("t/gird", "mean 't/grid'"), ("t/grid", "is a grid; name one of its cells, as t/grid/g")):
+        with pytest.raises(UserError, match=said):
+            call("diff", "t/sft", wrong)
+    assert [line.split()[0] for line in call("ls", "t/grid")] == ["t/grid/group_size=4", "t/grid/group_size=8"]
+    with pytest.raises(UserError, match="t/gird: no run, grid or folder; did you mean 't/grid'"):
+        call("ls", "t/gird")
+    for name in ("cosine", "grid"):
+        Path(f"experiments/t/{name}.toml").unlink()
     fork = 'resume.dir = "outputs/t/sft/checkpoints/step_2"\nmax_steps = 4'
     project.write("t/fork.toml", Path("experiments/t/sft.toml").read_text().replace("max_steps = 4", fork))
     for pair in (("t/sft", "t/fork"), ("t/fork", "t/sft")):
         assert not any("ckpt.skip" in line for line in call("diff", *pair)), "nobody wrote that"
         assert any("resume.dir" in line for line in call("diff", *pair))
+    project.edit("t/sft.toml", "optim.lr = 2.5e-3", "optim.lr = 2e-3")
+    project.edit("t/fork.toml", "optim.lr = 2.5e-3", "optim.lr = 4e-3")
+    fork = "outputs/t/fork/weights"
+    (row,) = [row for row in project.document(fork)["jobs"] if row["run"] == "t/fork" and row["rule"] == "train"]
+    assert "outputs/t/sft/checkpoints/step_2" in row["reuses"], "kept on the way to step 4"
+    assert any("; begins from outputs/t/sft/checkpoints/step_2" in line for line in call("plan", fork))
+    project.build(fork)
+    record = json.loads("\n".join(call("card", fork, "--json")))
+    assert record["differences"] == ["optim.lr: 0.002 → 0.004"]
 
 
 def test_a_changed_default_asks(project, call):

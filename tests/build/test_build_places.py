@@ -209,6 +209,13 @@ def test_an_edited_file_is_named_not_who_names_it(project):
     project.edit("t/data.toml", "rows.jsonl", "others.jsonl")
     (change,) = explain.changes(before, Registry.load().work("t/data"))
     assert str(change) == "source.paths.train rows.jsonl → others.jsonl (experiments/t/data.toml)"
+    before = Registry.load().work("t/rl").spec([], {})
+    project.edit("t/data.toml", "paths.train", 'paths.test = "others.jsonl"\npaths.train')
+    project.edit("t/rl.toml", "train.jsonl", "test.jsonl")
+    told = [str(change) for change in explain.changes(before, Registry.load().work("t/rl"))]
+    data = "outputs/t/data/data"
+    path = f"orchestrator.train.source.0.env.taskset.path {data}/train.jsonl → {data}/test.jsonl"
+    assert f"{path} (experiments/t/rl.toml)" in told
 
 
 def test_a_misspelt_axis_is_said_once(project):

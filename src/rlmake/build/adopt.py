@@ -15,13 +15,14 @@ from typing import Any
 from rlmake.build import card, lease, provenance, publish, store
 from rlmake.build.experiments import CLASSES
 from rlmake.build.explain import changes
+from rlmake.build.fingerprint import leaves
 from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
 from rlmake.build.work import Work
 from rlmake.config import load_resolved
 from rlmake.core.errors import ConfigError, UserError
-from rlmake.core.jsonio import list_files, read_json
+from rlmake.core.jsonio import canonical, list_files, read_json
 from rlmake.core.rundir import numbered
 
 Record = dict[str, Any]
@@ -127,9 +128,11 @@ def _record(folder: Path) -> Record:
 
 
 def _from_card(about: Record, work: Work) -> list[str]:
-    mine = work.config
-    return [f"{key}: {about['specification'].get(key)!r} there, {mine[key]!r} here"
-            for key in mine if about["specification"].get(key) != mine[key]]  # fmt: skip
+    """Settings of a card that differ from a work's, those that count first."""
+    there, here = dict(leaves(about["specification"])), dict(leaves(work.config))
+    keys = sorted(dict.fromkeys([*here, *there]), key=set(dict(leaves(work.semantic))).__contains__, reverse=True)
+    return [f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
+            for key in keys if canonical(there.get(key)) != canonical(here.get(key))]  # fmt: skip
 
 
 def _run(registry: Registry, folder: Path, path: str | None, moment: Record) -> list[str]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rlmake.build import accepted, store
-from rlmake.build.fingerprint import leaves
+from rlmake.build.fingerprint import leaves, of_parent
 from rlmake.build.store import STORE, Artefact
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import content_hash, hash_file, read_json, write_bytes, write_json
+from rlmake.core.jsonio import hash_file, read_json, write_bytes, write_json
 
 SCHEMA = 1
 NAME, README = "card.json", "README.md"
@@ -27,6 +27,7 @@ WORDS = {
     "init": "a new model with random weights",
     "import": "an import",
     "data": "data",
+    "best": "a checkpoint chosen by its evaluation",
 }
 
 
@@ -34,7 +35,7 @@ def of(artefact: Artefact) -> dict[str, Any]:
     """The card of an artefact in the store. Raises `UserError` when it is not there."""
     manifest = store.read_manifest(artefact.done_path)
     spec = _spec(artefact.stage, artefact.fingerprint)
-    training = _training(artefact)
+    training = _training(_trained(artefact))
     lineage = list(_lineage(artefact))
     standing = [
         {key: record[key] for key in ("changes", "reason", "at")}
@@ -121,9 +122,9 @@ def find(path: Path) -> dict[str, Any]:
             if file.stat().st_size != entry["size"] or hash_file(file) != entry["blake3"]:
                 raise UserError(f"{file}: changed since {record['name'] or 'the artefact'} was published")
         return record
-    if same := next(alike(folder), None):
+    if same := next(alike(path), None):
         return of(same)
-    raise UserError(f"{folder}: no card.json, and no artefact of this project's store has the same files")
+    raise UserError(f"{path}: no card.json, and no artefact of this project's store has the same files")
 
 
 def locate(path: Path) -> Artefact | None:
@@ -149,18 +150,26 @@ def locate(path: Path) -> Artefact | None:
     return found
 
 
-def alike(folder: Path) -> Iterator[Artefact]:
-    """What is in the store with just the files of a directory, by their hashes."""
-    files = [
-        {"path": file.relative_to(folder).as_posix(), "size": file.stat().st_size, "blake3": hash_file(file)}
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name not in NAMES
-    ]
-    bare = [row for row in files if row["path"] != store.COMPLETE]  # a checkpoint's own mark, where a job made it
-    contents = {content_hash(files), content_hash(bare)}
-    for artefact in store.stored():
-        if store.read_manifest(artefact.done_path)["content"] in contents:
+def alike(path: Path) -> Iterator[Artefact]:
+    """What is in the store with just the files of a directory, by their hashes; or has a file of this content."""
+    if path.is_file():
+        lone = (path.stat().st_size, hash_file(path))
+        yield from (one for one, files in _contents() if lone in files.values())
+        return
+    found = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name not in NAMES]
+    there = {file.relative_to(path).as_posix(): (file.stat().st_size, hash_file(file)) for file in found}
+    bare = {name: row for name, row in there.items() if name != store.COMPLETE}  # which a job does not count
+    for artefact, files in _contents():
+        # beside an evaluation lie its logs
+        if files in (there, bare) or (artefact.kind == "eval" and files.items() <= there.items()):
             yield artefact
+
+
+def _contents() -> Iterator[tuple[Artefact, dict[str, tuple[int, str]]]]:
+    """Every artefact in the store with `{path: (size, hash)}` of its files."""
+    for artefact in store.stored():
+        rows = store.read_manifest(artefact.done_path)["files"]
+        yield artefact, {row["path"]: (row["size"], row["blake3"]) for row in rows}
 
 
 def _code(state: dict[str, Any]) -> dict[str, Any]:
@@ -205,8 +214,9 @@ def _lineage(artefact: Artefact) -> Iterator[dict[str, Any]]:
         if manifest is None and one.stage == "train":  # the checkpoint may be gone, its export is not
             manifest = _manifest(Artefact("train", one.fingerprint, "weights", one.step))
         spec = _spec(one.stage, one.fingerprint)
-        for parent in (manifest or spec or {"parents": []})["parents"]:
-            yield from walk(_whole(store.artefact_of(parent)))
+        parents = map(store.artefact_of, (manifest or spec or {"parents": []})["parents"])
+        for parent in [_trained(one)] if one.stage == "best" and manifest else parents:
+            yield from walk(_whole(parent))
         yield {
             "name": (spec.get("runs") or [None])[0],
             "stage": one.stage,
@@ -233,12 +243,7 @@ def _whole(artefact: Artefact) -> Artefact:
 def _own_settings(spec: dict[str, Any]) -> dict[str, Any]:
     """Settings that count and that somebody set."""
     defaults = spec.get("defaults", {})
-    found = dict(leaves(spec.get("semantic", {})))
-    parents = {key.removesuffix(".parent.0") for key in found if key.endswith(".parent.0")}  # told as lineage
-    ours = (
-        key for key in found if key not in defaults and key.rpartition(".")[0].removesuffix(".parent") not in parents
-    )
-    return {key: found[key] for key in ours}
+    return {k: v for k, v in leaves(spec.get("semantic", {})) if k not in defaults and not of_parent(k)}
 
 
 def _differences(artefact: Artefact, spec: dict[str, Any]) -> list[str]:
@@ -247,13 +252,33 @@ def _differences(artefact: Artefact, spec: dict[str, Any]) -> list[str]:
         above = _spec(parent["stage"], parent["fingerprint"])
         if parent["kind"] in ("weights", "checkpoint") and above.get("kind") == spec.get("kind"):
             mine, theirs = dict(leaves(spec["semantic"])), dict(leaves(above["semantic"]))
-            keys = [key for key in dict.fromkeys([*theirs, *mine]) if ".parent." not in f".{key}."]
+            unsaid = {k for k in spec["defaults"] if k not in theirs} | {k for k in above["defaults"] if k not in mine}
+            keys = [k for k in dict.fromkeys([*theirs, *mine]) if k not in unsaid and not of_parent(k)]
             return [f"{k}: {theirs.get(k)} → {mine.get(k)}" for k in keys if mine.get(k) != theirs.get(k)]
     return []
 
 
+def _trained(artefact: Artefact) -> Artefact:
+    """The weights that were chosen, of the best of a run; else the artefact itself."""
+    if artefact.stage != "best":
+        return artefact
+    spec, step = _spec(artefact.stage, artefact.fingerprint), store.read_manifest(artefact.done_path)["facts"]["step"]
+    return Artefact("train", spec["train"], "weights", step)
+
+
+def chosen(card: dict[str, Any]) -> str | None:
+    """Which checkpoint the best of a run is, and by what; None of everything else."""
+    if card["stage"] != "best":
+        return None
+    facts = card["facts"]
+    value, steps = facts["values"][str(facts["step"])], len(facts["values"])
+    what = f"{facts['metric']} {value:.4g} on {'/'.join(filter(None, (facts['suite'], facts['env'])))}"
+    return f"step {facts['step']}, the best of {steps} checkpoint{'s' * (steps != 1)}: {what}"
+
+
 def _evaluations(artefact: Artefact) -> Iterator[dict[str, Any]]:
     """Evaluations in the store of these very weights (of FP8 and adapters: of the weights of the same step)."""
+    artefact = _trained(artefact)
     for one in store.stored("eval-"):
         manifest = _manifest(one)
         model = next((p for p in (manifest or {}).get("parents", []) if p["role"] == "model"), None)
@@ -283,7 +308,7 @@ def readme(card: dict[str, Any]) -> str:
     if results := _model_index(card, name):
         lines += results
     lines += ["---", "", f"# {name}", ""]
-    step = f", step {card['step']}" if card["step"] is not None else ""
+    step = f", step {card['step']}" if card["step"] is not None else f", {said}" if (said := chosen(card)) else ""
     lines.append(f"Origin: {WORDS.get(card['work'], card['work'])}{step}. Format: {_format(card)}.")
     if card["origin"] != "built":
         lines.append(f"It was {card['origin']}, not built here: {card['facts'].get('source', 'see card.json')}.")
@@ -313,7 +338,7 @@ def readme(card: dict[str, Any]) -> str:
             "",
             "## Settings",
             "",
-            "Those that change the result and were set; all others are in `card.json`.",
+            "Those that change the result and are no plain defaults; all others are in `card.json`.",
             "",
         ]
         lines += ["| key | value |", "|---|---|"]

@@ -13,11 +13,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rlmake.build import plan, store
+from rlmake.build import lease, store
 from rlmake.build.experiments import Run
 from rlmake.build.fingerprint import leaves
 from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
+from rlmake.build.work import Work
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import canonical, hash_bytes, read_json
 
@@ -25,6 +26,7 @@ from rlmake.core.jsonio import canonical, hash_bytes, read_json
 FREE = re.compile(
     r"(.*\.)?(optim|scheduler|loss|algo|seed|max_off_policy_steps|deterministic|max_steps|ckpt|resume)(\..*)?"
 )
+OF_EPISODES = re.compile(r"(.*\.)?(seed|group_size|temperature|top_p|top_k|min_p)")  # of an evaluation's
 LATEST = 5  # of earlier builds that are alike so many count, by their median
 
 
@@ -65,11 +67,10 @@ class Estimates:
     def _train(self, artefact: Artefact) -> tuple[float | None, str | None]:
         assert artefact.step is not None
         work = self.registry.works[artefact.stage, artefact.fingerprint]
-        if plan.is_kept(artefact):
+        if store.is_kept(artefact):
             return 0.0, "kept, nothing is trained"
-        forked = max((p.step for p in self.registry.parents(artefact) if p.kind == "checkpoint" and p.step), default=0)
-        steps = artefact.step - max(forked, plan.progress(artefact.folder, upto=artefact.step))
-        own = _seconds_per_step(artefact.folder)
+        steps = artefact.step - max(_forked(work.parents), store.progress(artefact.folder, upto=artefact.step))
+        own = _seconds_per_step(artefact.folder, work.parents)
         if own is not None:
             return own * steps, f"{own:.3g} s a step, its own"
         alike = []
@@ -86,18 +87,26 @@ class Estimates:
             return None, None
         work = self.registry.works[artefact.stage, artefact.fingerprint]
         key = (artefact.stage, artefact.kind, work.facts.get("suite_fingerprint"), self._origin(work.parents))
-        found = self._others.get(key, [])
+        if found := self._others.get(key, []):
+            return median(seconds for _, seconds in sorted(found)[-LATEST:]), f"as {min(len(found), LATEST)} earlier"
+        return self._edited(work) if artefact.stage == "eval" else (None, None)
+
+    def _edited(self, work: Work) -> tuple[float | None, str | None]:
+        """Of a suite that was edited: by the episodes of its earlier evaluations, where one costs the same."""
+        rest, episodes = _episodes(work.semantic)
+        found = self._others.get((work.facts["suite"], self._origin(work.parents), rest), [])
         if not found:
             return None, None
-        return median(seconds for _, seconds in sorted(found)[-LATEST:]), f"as {min(len(found), LATEST)} earlier"
+        seconds = episodes * median(seconds for _, seconds in sorted(found)[-LATEST:])
+        return seconds, f"by the episodes of {min(len(found), LATEST)} before the suite was edited"
 
     @functools.cached_property
     def _trainings(self) -> dict[str, list[tuple[str, float]]]:
         """Cost key → `[(ended, seconds per step)]`."""
         found: dict[str, list[tuple[str, float]]] = {}
         for folder in sorted(store.STORE.glob("train-*")):
-            speed = _seconds_per_step(folder)
             spec = _read(folder / "spec.json")
+            speed = _seconds_per_step(folder, spec["parents"]) if spec else None
             if speed is not None and spec:
                 origin = self._origin(spec["parents"])
                 key = _cost(spec["kind"], spec["resources"], spec["semantic"], origin)
@@ -110,9 +119,14 @@ class Estimates:
         for artefact in store.stored():
             manifest = None if artefact.kind == "checkpoint" else _manifest(artefact)
             if manifest and manifest.get("origin") == "built" and manifest.get("seconds") is not None:
-                suite = (_read(artefact.folder / "spec.json") or {}).get("suite_fingerprint")
-                key = (artefact.stage, artefact.kind, suite, self._origin(manifest["parents"]))
+                spec = _read(artefact.folder / "spec.json") or {}
+                origin = self._origin(manifest["parents"])
+                key = (artefact.stage, artefact.kind, spec.get("suite_fingerprint"), origin)
                 found.setdefault(key, []).append((manifest["ended"], manifest["seconds"]))
+                if artefact.stage == "eval" and spec:
+                    rest, episodes = _episodes(spec["semantic"])
+                    row = (manifest["ended"], manifest["seconds"] / episodes)
+                    found.setdefault((spec["suite"], origin, rest), []).append(row)
         return found
 
     def _origin(self, parents: list[dict[str, Any]]) -> str | None:
@@ -137,11 +151,32 @@ def _cost(kind: str, resources: dict[str, Any], semantic: dict[str, Any], origin
     return hash_bytes(canonical([kind, resources["gpus"], resources["threads"], origin, rest]))
 
 
-def _seconds_per_step(folder: Path) -> float | None:
-    """A training's own speed: the time of all its attempts over the steps that they made."""
-    reached = plan.progress(folder)
-    spent = _read(folder / "time.json")
-    return spent["seconds"] / reached if reached and spent and spent["seconds"] > 0 else None
+def _seconds_per_step(folder: Path, parents: list[dict[str, Any]]) -> float | None:
+    """A training's own speed: the time of all its attempts over the steps that they made; of one that runs, or that
+    was killed, the beats of its lease."""
+    made = store.progress(folder) - _forked(parents)
+    if made <= 0:
+        return None
+    seconds, holder = (_read(folder / "time.json") or {"seconds": 0.0})["seconds"], lease.read(folder)
+    if holder and not holder.get("released"):
+        seconds += holder["beat"] * lease.BEAT_EVERY
+    return seconds / made if seconds > 0 else None
+
+
+def _forked(parents: list[dict[str, Any]]) -> int:
+    """The step that a training was forked from, 0 where it was not."""
+    return max((p["step"] for p in parents if p["kind"] == "checkpoint" and p["step"]), default=0)
+
+
+def _episodes(suite: dict[str, Any]) -> tuple[str, int]:
+    """`(all that sets the cost of an episode, number)` of the episodes of a suite. Where a source takes all its tasks,
+    nobody knows how many: then it is only compared with suites that take the same ones."""
+    limits = [(source.get("select") or {}).get("limit") for source in suite["source"]]
+    counted = all(limits)
+    number = sum((limit or 1) * source["group_size"] for limit, source in zip(limits, suite["source"], strict=True))
+    rest = {key: value for key, value in leaves(suite) if not OF_EPISODES.fullmatch(key)}
+    tasks = [key for key in rest if key.endswith(".limit") or ".parent." in f".{key}."]
+    return hash_bytes(canonical({key: rest[key] for key in rest if not counted or key not in tasks})), number
 
 
 def _manifest(artefact: Artefact) -> dict[str, Any] | None:

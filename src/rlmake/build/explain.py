@@ -10,7 +10,7 @@ from typing import Any
 from rlmake.build import plan, publish, store
 from rlmake.build.estimate import Estimates
 from rlmake.build.experiments import FOLDER
-from rlmake.build.fingerprint import leaves
+from rlmake.build.fingerprint import leaves, of_parent
 from rlmake.build.names import EXPORTS, OUTPUTS, Target
 from rlmake.build.plan import Needs, PlannedJob
 from rlmake.build.registry import Registry
@@ -211,10 +211,11 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
         silent: list[Change] = []  # of a table that only one of the two has, and nobody wrote
         for key in dict.fromkeys([*old, *new]):
             a, b = old.get(key), new.get(key)
-            if canonical(a) != canonical(b) and not _points(key):
+            if canonical(a) != canonical(b) and (not of_parent(key) or _inside(key, a, b)):
                 default = key in before["defaults"] and key in defaults
                 unsaid = (key not in old and key in defaults) or (key not in new and key in before["defaults"])
                 file = None if default or unsaid else _origin(raw, key, work)
+                key, file = (f"experiment.best.{key}", work.facts["file"]) if work.kind == "best" else (key, file)
                 change = _of_file(before, work, key, a, b, file) or Change(key, a, b, default, file)
                 (silent if unsaid else found).append(change)
         found += _parents_changed(before, work)
@@ -231,12 +232,18 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
 
 
 def _of_file(before: dict[str, Any], work: Work, key: str, a: Any, b: Any, file: str | None) -> Change | None:
-    """Of a leaf that stands for a file's content: that file's, where it is named as before; else its name."""
-    setting = key.removesuffix(".content")
+    """Of a leaf that stands for a file (its content, or where it lies in a parent): the content of the file that is
+    named as before, else its name."""
+    setting = key.removesuffix(".content").removesuffix(".rest")
     then, now = (_text(config, setting) for config in (before.get("config") or {}, work.config))
     if setting == key or None in (then, now):
         return None
     return Change(f"content of {now}", a[:8], b[:8]) if then == now else Change(setting, then, now, file=file)
+
+
+def _inside(key: str, a: Any, b: Any) -> bool:
+    """Whether two values name different files of parents; of the parents themselves their own rows say it better."""
+    return key.endswith(".rest") and bool(a and b)
 
 
 def _text(config: Any, key: str) -> str | None:
@@ -273,7 +280,7 @@ def _cells_anew(before: dict[str, Any], work: Work) -> list[Change]:
 
 
 def _of_grid(before: dict[str, Any], now: dict[str, Any], file: str) -> list[Change]:
-    """Cells by their names: which came, which went, whether another one is the baseline, which are lost."""
+    """Cells by their names: which came, went, failed, or are missing, and whether another one is the baseline."""
     old, new = ({cell[0]: cell for cell in one.get("cells", ())} for one in (before, now))
     found = []
     if added := [name for name in new if name not in old]:
@@ -283,11 +290,13 @@ def _of_grid(before: dict[str, Any], now: dict[str, Any], file: str) -> list[Cha
     base = [next((name for name, cell in cells.items() if cell[2]), None) for cells in (old, new)]
     if base[0] != base[1]:
         found.append(Change("baseline", *base, file=file))
-    was, lost = (one.get("lost") or {} for one in (before, now))
-    if more := [name for name in lost if lost[name] != was.get(name)]:
-        found.append(Change("cells lost", None, ", ".join(more)))
-    if back := [name for name in was if name not in lost and name in new]:
-        found.append(Change("cells no longer lost", None, ", ".join(back)))
+    missing = ("missing", "missing", "missing at the last report")
+    for key, word, after in (("lost", "failed", "no longer failed"), missing):
+        was, lost = (one.get(key) or {} for one in (before, now))
+        if more := [name for name in lost if lost[name] != was.get(name)]:
+            found.append(Change(f"cells {word}", None, ", ".join(more)))
+        if back := [name for name in was if name not in lost and name in new]:
+            found.append(Change(f"cells {after}", None, ", ".join(back)))
     return found
 
 
@@ -300,11 +309,6 @@ def _origin(raw: Any, key: str, work: Work) -> str | None:
     return next((raw.origins[place] for place in places if place in raw.origins), getattr(work.declared, "file", None))
 
 
-def _points(key: str) -> bool:
-    """Leaves inside a replaced value (`….parent.0`): the parents' own rows say it better."""
-    return ".parent." in f".{key}." or key.endswith(".rest")
-
-
 def _parent(record: dict[str, Any] | None) -> str | None:
     if record is None:
         return None
@@ -314,9 +318,9 @@ def _parent(record: dict[str, Any] | None) -> str | None:
 
 def _unfinished(artefact: Artefact) -> str | None:
     """What an earlier attempt has left of a training."""
-    if artefact.kind != "checkpoint" or not (reached := plan.progress(artefact.folder)):
+    if artefact.kind != "checkpoint" or not (reached := store.progress(artefact.folder)):
         return None
-    if plan.is_kept(artefact):
+    if store.is_kept(artefact):
         return "kept on the way to another step, only to be recorded"
     assert artefact.step is not None
     return f"unfinished: step {reached} of {artefact.step}" if reached < artefact.step else "this step was not kept"
@@ -330,12 +334,13 @@ def _unbuilt(artefact: Artefact, target: Target) -> str:
 
 
 def _reuses(artefact: Artefact, work: Work) -> Iterator[str]:
-    if artefact.kind == "checkpoint" and (reached := plan.progress(artefact.folder)) and not plan.is_kept(artefact):
+    if artefact.kind == "checkpoint" and (reached := store.progress(artefact.folder)) and not store.is_kept(artefact):
         assert artefact.step is not None
         yield f"resumes from step {reached}" if reached <= artefact.step else f"step {reached} was reached before"
     if artefact.kind not in EXPORTS or artefact.stage != "train":
         for parent in work.parents:
-            if store.finished(store.artefact_of(parent)):
+            made = store.artefact_of(parent)
+            if store.finished(made) or store.is_kept(made):
                 yield parent["ref"] or _parent(parent) or ""
 
 

@@ -105,6 +105,11 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
+def of_parent(key: str) -> bool:
+    """Whether a leaf lies inside a value that stands for a parent (`….parent.0`, `….rest`)."""
+    return ".parent." in f".{key}." or key.endswith(".rest")
+
+
 def replace_texts(value: Any, change: Callable[[str, str], Any], prefix: str = "") -> Any:
     """A copy in which every text that is not empty is `change(dotted key, text)`; `prefix` ends in a dot."""
     if isinstance(value, dict):

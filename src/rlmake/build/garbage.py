@@ -1,9 +1,9 @@
 """What of the store nothing needs any more, and what keeps the rest.
 
 Needed is: what a declared run, suite or grid stands for now, with all that it rests on; what a link below `outputs/`
-shows, of an earlier version or of a run that nothing declares any more too; what is pinned; what somebody writes; what
-was planned and is not finished, with its parents, for a week. A directory goes whole or stays whole. Deleting never
-leaves the store: a link in it is removed as a link.
+shows, of an earlier version or of a run that nothing declares any more too (logs alone are no result); what is pinned;
+what somebody writes; what was planned and is not finished, with its parents, for a week. A directory goes whole or
+stays whole. Deleting never leaves the store: a link in it is removed as a link.
 """
 
 import os
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import lease, plan, store
+from rlmake.build import lease, plan, publish, store
 from rlmake.build.experiments import FOLDER
 from rlmake.build.explain import published_unit
-from rlmake.build.names import OUTPUTS
+from rlmake.build.names import OUTPUTS, WORKING
 from rlmake.build.registry import Registry
 from rlmake.build.store import STORE
 from rlmake.core.errors import UserError
@@ -95,7 +95,7 @@ def needed(registry: Registry) -> dict[Unit, str]:
             f"pinned: {pin['target']}" + (f", {pin['reason']}" if pin["reason"] else ""),
         )
     for link, unit in published():
-        if os.path.exists(link):
+        if os.path.exists(link) and not _working(link, unit):
             keep(unit, f"published: {link}, until that link is deleted")
     now = time.time()
     for folder in STORE.iterdir() if STORE.is_dir() else []:
@@ -126,6 +126,13 @@ def published() -> Iterator[tuple[str, Unit]]:
             path = Path(folder, name)
             if unit := published_unit(path):
                 yield path.as_posix(), unit
+
+
+def _working(link: str, unit: Unit) -> bool:
+    """Whether a link only lets a run be followed (`logs`, `configs`, `monitors`), and shows no result."""
+    return Path(link).name in WORKING and os.readlink(link) == publish.destination(
+        link, STORE / f"{unit[0]}-{unit[1]}" / Path(link).name
+    )
 
 
 def collect(entries: list[Entry]) -> list[str]:

@@ -16,6 +16,7 @@ RESERVED = frozenset(
     {"weights", "weights-FP8", "adapter", "checkpoints", "exports", "evals", "parity", "logs", "configs", "report.html"}
     | {"results.csv", "results.json", "monitors", "batches", "broadcasts", "ledger", "run.json", "manifests"}
 )
+WORKING = ("logs", "configs", "monitors")  # of a run directory, linked from the start of the work
 EXPORTS = ("weights", "weights-FP8", "adapter")  # what a checkpoint is exported as
 GRID_FILES = ("report.html", "results.csv", "results.json")
 ARTEFACTS = {

@@ -7,7 +7,6 @@ them, finds to which step each training must go, and which runs have failed for 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rlmake.build import publish, store
@@ -15,7 +14,6 @@ from rlmake.build.names import EXPORTS, GRID_FILES, OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
 from rlmake.core.errors import ConfigError, Fault, UserError
-from rlmake.core.rundir import numbered
 
 
 @dataclass
@@ -44,31 +42,13 @@ class Needs:
         if artefact.kind != "checkpoint" or artefact not in self.missing:
             return artefact.output
         assert artefact.step is not None
-        if progress(artefact.folder) >= artefact.step:
+        if store.progress(artefact.folder) >= artefact.step:
             return artefact.output
         return self.last(artefact).output
 
     def last(self, checkpoint: Artefact) -> Artefact:
         """The checkpoint of the highest step that is asked for of a training."""
         return store.artefact("train", checkpoint.fingerprint, "checkpoint", max(self.steps[checkpoint.fingerprint]))
-
-
-def progress(folder: Path, upto: int | None = None) -> int:
-    """The last step of a training (at most `upto`) that is there complete, 0 when none."""
-    if not os.path.isdir(folder):
-        return 0
-    fingerprint = folder.name.removeprefix("train-")
-    steps = (step for step in reversed(numbered(folder / "checkpoints")) if upto is None or step <= upto)
-    return next((step for step in steps if is_kept(store.artefact("train", fingerprint, "checkpoint", step))), 0)
-
-
-def has_record(artefact: Artefact) -> bool:
-    return artefact.kind == "checkpoint" and os.path.isfile(artefact.path / store.COMPLETE)
-
-
-def is_kept(artefact: Artefact) -> bool:
-    """Whether a checkpoint lies there complete, though no manifest says so: one that a training left on its way."""
-    return has_record(artefact) and not store.faults_of_checkpoint(artefact.path)
 
 
 def targets_of_all(registry: Registry, include_manual: bool = False) -> list[str]:

@@ -5,9 +5,10 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from rlmake import config as schema
-from rlmake.build import resources, revisions, store
+from rlmake.build import lease, resources, revisions, store
 from rlmake.build.experiments import CLASSES
 from rlmake.build.fingerprint import fingerprint
+from rlmake.build.store import Artefact
 from rlmake.build.work import Work
 from rlmake.config import parity
 from rlmake.config.eval import numbers
@@ -99,7 +100,7 @@ class Reports:
             evaluation = self.registry.evaluation(run.best.suite, run_name, step)
             parents.append({"role": f"step_{step}", **evaluation.artefact().record(), "ref": None})
             evals.append({"step": step, "fingerprint": evaluation.fingerprint})
-        facts = {"evals": evals, "train": work.fingerprint}
+        facts = {"evals": evals, "train": work.fingerprint, "file": run.file}
         return self._keep("best", run_name, parents, facts, run.best.model_dump())
 
     @functools.cache  # noqa: B019 - a registry lives as long as its process
@@ -141,10 +142,10 @@ class Reports:
     def of_grid(self, name: str) -> Work:
         """Identity of a grid's report: the last checkpoint and the evaluations of every cell.
 
-        Cells whose training failed for good are named, not waited for; with `allow_missing` neither is anything else
-        that is not there.
+        Cells whose training failed for good are named (`lost`), not waited for; with `allow_missing` neither is
+        anything else that is not there (`missing`).
         """
-        parents, cells, lost, trains = [], [], {}, ""
+        parents, cells, lost, missing, trains = [], [], {}, {}, ""
         for run in (run for run in self.registry.runs.values() if run.grid == name):
             assert run.cell is not None
             trains = run.kind
@@ -158,14 +159,18 @@ class Reports:
                 wanted.append((suite, evaluation.artefact()))
                 row["evals"].append({"suite": suite, "fingerprint": evaluation.fingerprint})
             for role, artefact in wanted:
-                if failed or (self.registry.allow_missing and not store.finished(artefact)):
-                    lost.setdefault(run.cell.name, f"{failed[0]} {failed[1]}" if failed else "not built")
+                if failed:
+                    lost[run.cell.name] = f"{failed[0]} {failed[1]}"
+                elif self.registry.allow_missing and not store.finished(artefact):
+                    missing.setdefault(run.cell.name, _state(artefact, role))
                 else:
                     parents.append({"role": f"{run.cell.name}.{role}", **artefact.record(), "ref": None})
             cells.append(row)
         axes = list(dict.fromkeys(key for cell in cells for key in cell["values"]))  # records sort their keys
         facts = {"grid": name, "trains": trains, "axes": axes, "cells": cells, "lost": lost}
+        facts["missing"] = missing
         semantic = {"cells": [[c["name"], c["values"], c["baseline"]] for c in cells], "lost": lost}
+        semantic |= {"missing": missing} if missing else {}
         return self._keep("grid", name, parents, facts, semantic)
 
     @functools.cache  # noqa: B019 - a registry lives as long as its process
@@ -206,3 +211,13 @@ class Reports:
                 "manifest": artefact.output,
             },
         ]
+
+
+def _state(artefact: Artefact, role: str) -> str:
+    """What there is of a cell of which something is missing: its last checkpoint, or an evaluation (`role`)."""
+    if artefact.stage != "train":
+        return f"not evaluated: {role}"
+    reached, holder = store.progress(artefact.folder), lease.read(artefact.folder)
+    if holder and not lease.is_gone(holder):
+        return f"in training: step {reached} of {artefact.step}"
+    return f"unfinished: step {reached} of {artefact.step}" if reached else "not built"

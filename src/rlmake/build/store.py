@@ -20,6 +20,7 @@ from typing import Any
 
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import content_hash, hash_file, read_json, write_json
+from rlmake.core.rundir import numbered
 
 STORE = Path("outputs/.store")
 SPEC_SCHEMA = MANIFEST_SCHEMA = 1
@@ -191,6 +192,25 @@ def faults_of_checkpoint(folder: Path, hashes: bool = False) -> list[str]:
         return _faults(str(folder), read_json(folder / COMPLETE), hashes)
     except (UserError, KeyError, TypeError) as error:
         return [str(error) if isinstance(error, UserError) else f"{folder / COMPLETE}: not a checkpoint record"]
+
+
+def progress(folder: Path, upto: int | None = None) -> int:
+    """The last step of a training (at most `upto`) that is there complete, 0 when none."""
+    if not os.path.isdir(folder):
+        return 0
+    fingerprint = folder.name.removeprefix("train-")
+    steps = (step for step in reversed(numbered(folder / "checkpoints")) if upto is None or step <= upto)
+    return next((step for step in steps if is_kept(artefact("train", fingerprint, "checkpoint", step))), 0)
+
+
+def has_record(artefact: Artefact) -> bool:
+    """Whether a checkpoint says of itself that it is complete."""
+    return artefact.kind == "checkpoint" and os.path.isfile(artefact.path / COMPLETE)
+
+
+def is_kept(artefact: Artefact) -> bool:
+    """Whether a checkpoint lies there complete, though no manifest says so: one that a training left on its way."""
+    return has_record(artefact) and not faults_of_checkpoint(artefact.path)
 
 
 def kept() -> Iterator[Artefact]:

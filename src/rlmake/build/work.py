@@ -78,6 +78,7 @@ def _schema_defaults(cls: type) -> dict[str, set[bytes]]:
     for key, info, _ in walk(cls):
         if not info.is_required():
             default = info.get_default(call_default_factory=True)
-            if isinstance(default, str | int | float | bool | None):
-                found.setdefault(key, set()).add(canonical(default))
+            for inner, value in leaves(default, key):
+                if isinstance(value, str | int | float | bool | None) or value in ({}, []):
+                    found.setdefault(inner, set()).add(canonical(value))
     return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmake.build import card, experiments, explain, failure, plan, publish, resources, store
-from rlmake.build.names import OUTPUTS, Target
+from rlmake.build.names import OUTPUTS, WORKING, Target
 from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
 from rlmake.core.errors import UserError, leave, nearest
@@ -26,7 +26,6 @@ from rlmake.core.jsonio import hash_bytes, write_bytes
 
 LARGEST_DIFF = 1 << 20  # of a project's uncommitted changes so much is kept, for cards
 WILDCARDS = inspect.Signature([inspect.Parameter("wildcards", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
-WORKING = ("logs", "configs", "monitors")  # of a run directory, linked from the start of the work
 RULES = {rule: stage for stage, rule in plan.RULE_OF.items()} | dict.fromkeys(plan.EXPORT_RULE.values(), "train")
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from rlmake.build import accepted, explain, garbage, plan, store
+from rlmake.build import accepted, card, explain, garbage, plan, store
 from rlmake.build import adopt as adoption
 from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
@@ -32,6 +32,7 @@ def accept(argv: list[str]) -> int:
             accepted.path(record["stage"], record["fingerprint"]).unlink()
         if not found:
             raise UserError(f"{args.target}: nothing was accepted for it")
+        _cards(work.stage, work.fingerprint)
         print(f"revoked: {args.target} is what its configuration says again")
         return 0
     if not args.reason or not args.reason.strip():
@@ -46,8 +47,16 @@ def accept(argv: list[str]) -> int:
         raise UserError(f"{args.target}: the earlier build was never finished")
     differ = [str(change) for change in explain.changes(before, work)]
     accepted.write(work.stage, work.fingerprint, before["fingerprint"], run, differ, args.reason.strip())
+    _cards(work.stage, before["fingerprint"])
     print(f"accepted: {work.stage}-{before['fingerprint']} stands for {args.target}, although {'; '.join(differ)}")
     return 0
+
+
+def _cards(stage: str, fingerprint: str) -> None:
+    """Write the cards that are published with a unit's artefacts anew."""
+    for artefact in store.stored(f"{stage}-{fingerprint}"):
+        if (artefact.path / card.NAME).is_file():
+            card.publish(artefact)
 
 
 def _work(registry: Registry, path: str) -> Work:
@@ -90,9 +99,8 @@ def gc(argv: list[str]) -> int:
     else:
         removed = garbage.collect(entries)
         links = len(removed) - count
-        print(
-            f"{count} of {len(entries)} directories deleted, {_bytes(free)}" + (f", and {links} links" if links else "")
-        )
+        more = f", and {links} link{'s' * (links > 1)}" if links else ""
+        print(f"{count} of {len(entries)} directories deleted, {_bytes(free)}{more}")
     return 0
 
 
@@ -167,7 +175,8 @@ def report(argv: list[str]) -> int:
     rules = [job.rule for job in plan.jobs(registry, plan.needs(registry, targets))]
     if work := [rule for rule in rules if rule not in ("grid", "report") and not rule.startswith("publish")]:
         hint = ", or give --allow-missing" if grid else ""
-        raise UserError(f"{name}: {len(work)} jobs are to be done first; build it: snakemake -c all {targets[0]}{hint}")
+        jobs = f"{len(work)} job{'s are' if len(work) > 1 else ' is'}"
+        raise UserError(f"{name}: {jobs} to be done first; build it: snakemake -c all {targets[0]}{hint}")
     options = ["--config", "allow_missing=1"] if args.allow_missing else []
     command = [sys.executable, "-m", "snakemake", "-c", "1", *targets, "--quiet", "all", *options]
     done = subprocess.run(command, check=False)

@@ -28,12 +28,13 @@ def card(argv: list[str]) -> int:
         print(json.dumps(record, indent=1, ensure_ascii=False))
         return 0
     step = f" step {record['step']}" if record["step"] is not None else ""
-    code, hardware = record["code"], record["hardware"]
+    code = record["code"]
     commit = (code.get("commit") or ("no git" if "commit" in code else "not known"))[:12]
     commit += f" + changes {code['dirty']}" if code.get("dirty") else ""
     rows = [
         ("name", ", ".join(record["runs"])),
         ("what", f"{record['work']} {record['kind']}{step} ({record['origin']})"),
+        *(("chosen", said) for said in [cards.chosen(record)] if said),
         ("identity", f"{record['stage']}-{record['fingerprint']}"),
         ("content", record["content"]),
         *(("set", f"{key} = {value}") for key, value in sorted(record["set"].items())),
@@ -44,7 +45,7 @@ def card(argv: list[str]) -> int:
         *(("evaluated", _evaluated(entry)) for entry in record["evaluations"]),
         ("commit", commit),
         ("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
-        ("hardware", ", ".join(str(value) for value in hardware.values() if value) or "not known"),
+        ("hardware", _hardware(record["hardware"])),
         ("made", f"{record['started']} to {record['ended']}" if record["started"] else f"until {record['ended']}"),
         ("cost", _cost(record)),
         *(("lineage", f"{row['name']} {row['stage']}-{row['fingerprint']}{_at(row)}") for row in record["lineage"]),
@@ -52,6 +53,13 @@ def card(argv: list[str]) -> int:
     for key, value in rows:
         print(f"{key:<10} {value}")
     return 0
+
+
+def _hardware(found: dict[str, Any]) -> str:
+    parts = [found.get("machine"), found.get("cpu")]
+    parts += [f"{found['cores']} cores"] if found.get("cores") else []
+    parts += [f"{found['memory_gib']} GiB"] if found.get("memory_gib") else []
+    return ", ".join(filter(None, [*parts, *found.get("gpus", [])])) or "not known"
 
 
 def _cost(record: dict[str, Any]) -> str:
@@ -62,10 +70,12 @@ def _cost(record: dict[str, Any]) -> str:
 
 def _there(path: Path) -> Path:
     """The path, or the place in the store of a target whose link is not there."""
-    if os.path.lexists(path) or not FOLDER.is_dir():
+    name = path.as_posix()
+    elsewhere = (path.is_absolute() or name.startswith("..")) and not names.fault_of_spelling(name)
+    if os.path.lexists(path) or elsewhere or not FOLDER.is_dir():
         return path
     registry = Registry.load()
-    artefact = registry.artefact(registry.target(path.as_posix()))
+    artefact = registry.artefact(registry.target(name))
     if not store.finished(artefact):
         raise UserError(f"{path}: not built; build it with: snakemake -c all {path}")
     return artefact.path
@@ -99,6 +109,7 @@ def diff(argv: list[str]) -> int:
     counts = explain.changes(before | {"defaults": first.defaults(), "steps": []}, second)
     counts = [replace(change, default=False) for change in counts]
     if first.last_step != second.last_step:
+        counts = [change for change in counts if change.key.rpartition(".")[2] != "max_steps"]
         counts.append(explain.Change("max_steps", first.last_step, second.last_step))
     shown = {change.key for change in counts}
     others = _others(first, second, shown)
@@ -121,18 +132,28 @@ def diff(argv: list[str]) -> int:
 
 def _named(registry: Registry, name: str) -> Work:
     run = name.removeprefix(f"{names.OUTPUTS}/").rstrip("/")
+    if run in registry.grids:
+        cell = next(one for one in registry.runs if one.startswith(f"{run}/"))
+        raise UserError(f"{name}: is a grid; name one of its cells, as {cell}")
     if run not in registry.runs:
-        raise UserError(f"{name}: no run{nearest(run, registry.runs)}")
+        raise UserError(f"{name}: no run{nearest(run, [*registry.runs, *registry.grids])}")
     return registry.work(run)
 
 
 def _others(first: Work, second: Work, shown: set[str]) -> list[explain.Change]:
-    """Runtime settings that differ; places of parents and what is counted already are left out."""
+    """Runtime settings that differ; places of parents and what is counted already are left out, also a shared setting
+    that has filled others."""
     old, new = dict(leaves(first.config)), dict(leaves(second.config))
     keys = [key for key in dict.fromkeys([*old, *new]) if key not in shown and not key.endswith("max_steps")]
     counted = {key for key, _ in (*leaves(first.semantic), *leaves(second.semantic))}
     found = [key for key in keys if key not in counted and canonical(old.get(key)) != canonical(new.get(key))]
+    filled = {_leaf(key, old.get(key), new.get(key)) for key in shown}
+    found = [key for key in found if _leaf(key, old.get(key), new.get(key)) not in filled]
     return [explain.Change(key, old.get(key), new.get(key)) for key in found if not names.is_output(new.get(key))]
+
+
+def _leaf(key: str, *values: Any) -> tuple[str, bytes]:
+    return key.rpartition(".")[2], canonical(values)
 
 
 def _results(registry: Registry, first: Work, second: Work) -> list[dict[str, Any]]:

@@ -8,10 +8,11 @@ from typing import Any
 
 from rlmake.build import explain, publish, store
 from rlmake.build import plan as build_plan
+from rlmake.build.experiments import Run
 from rlmake.build.names import OUTPUTS
 from rlmake.build.registry import Registry
 from rlmake.build.workflow import amount
-from rlmake.core.errors import UserError
+from rlmake.core.errors import UserError, nearest
 
 SHOWN_LINKS = 12
 
@@ -68,10 +69,11 @@ def why(argv: list[str]) -> int:
 def ls(argv: list[str]) -> int:
     """Runs with what is published of them: name, kind, last step, state of each link."""
     parser = argparse.ArgumentParser(prog="rlmake ls", description=ls.__doc__)
-    parser.parse_args(argv)
+    parser.add_argument("names", nargs="*", help="runs, grids or folders of them; default: all")
+    args = parser.parse_args(argv)
     registry = Registry.load()
     unlinked: list[str] = []
-    for run in registry.runs.values():
+    for run in _under(registry, args.names):
         work = registry.work(run.name)
         steps = f"{work.last_step} steps" if work.last_step else ""
         state = _state(registry, run.name, unlinked)
@@ -80,6 +82,16 @@ def ls(argv: list[str]) -> int:
         rest = f" and {len(unlinked) - SHOWN_LINKS} more" if len(unlinked) > SHOWN_LINKS else ""
         print(f"in the store without a link; this makes it: snakemake -c all {' '.join(unlinked[:SHOWN_LINKS])}{rest}")
     return 0
+
+
+def _under(registry: Registry, given: list[str]) -> list[Run]:
+    """The runs of these names, or below them. Raises `UserError` for a name that none has."""
+    wanted = [name.removeprefix(f"{OUTPUTS}/").rstrip("/") for name in given]
+    for name in wanted:
+        if not any(f"{run}/".startswith(f"{name}/") for run in registry.runs):
+            raise UserError(f"{name}: no run, grid or folder{nearest(name, [*registry.runs, *registry.grids])}")
+    runs = registry.runs.items()
+    return [run for name, run in runs if not wanted or any(f"{name}/".startswith(f"{one}/") for one in wanted)]
 
 
 def verify(argv: list[str]) -> int:
@@ -98,9 +110,9 @@ def verify(argv: list[str]) -> int:
                 found = store.faults(artefact, store.read_manifest(artefact.done_path), hashes=True)
             except UserError as error:  # the manifest itself
                 found = [str(error)]
-        elif build_plan.has_record(artefact):
+        elif store.has_record(artefact):
             found = store.faults_of_checkpoint(artefact.path, hashes=True)
-            if not build_plan.has_record(artefact):  # a running training has let it go meanwhile
+            if not store.has_record(artefact):  # a running training has let it go meanwhile
                 continue
         elif registry and (before := store.damage(artefact)):
             print(f"damaged: {before}; found before, not made again yet")
@@ -170,6 +182,7 @@ def _print(document: dict[str, Any]) -> None:
 
 def _reused(row: dict[str, Any]) -> str:
     found = [one for one in row["reuses"] if one.startswith(("resumes", "step"))]
+    found = found or [f"begins from {one}" for one in row["reuses"] if "/checkpoints/step_" in one]
     return f"; {'; '.join(found)}" if found else ""
 
 

@@ -236,6 +236,7 @@ def grid(fingerprint: str) -> None:
                     manifest=last.done_path,
                     evals=evals,
                     lost=spec["lost"].get(cell["name"]),
+                    missing=spec.get("missing", {}).get(cell["name"]),
                 )
             )
         return grid_page.make(artefact.folder, GridFacts(spec["grid"], spec["trains"], cells, spec["axes"]))

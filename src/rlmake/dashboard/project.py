@@ -20,7 +20,7 @@ MAX_BYTES = 64 << 20
 
 def document() -> dict[str, Any]:
     """All runs and targets of the project here. Raises `UserError`."""
-    from rlmake.build import explain, plan
+    from rlmake.build import explain, plan, store
     from rlmake.build.registry import Registry
 
     registry = Registry.load()
@@ -37,7 +37,7 @@ def document() -> dict[str, Any]:
                 "name": run.name, "file": run.file, "kind": run.kind, "grid": run.grid, "manual": run.manual,
                 "cell": run.cell and {"texts": run.cell.texts, "baseline": run.cell.baseline},
                 "fingerprint": f"{work.stage}-{work.fingerprint}", "last_step": work.last_step,
-                "reached": plan.progress(work.artefact("checkpoint", 1).folder) if work.stage == "train" else None,
+                "reached": store.progress(work.artefact("checkpoint", 1).folder) if work.stage == "train" else None,
                 "parents": [_parent(parent, registry) for parent in work.parents],
                 "failed": needs.failed.get(run.name), "evals": list(run.evals), "scores": scores(run.name),
             }

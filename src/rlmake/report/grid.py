@@ -34,7 +34,7 @@ LAST = {
 @dataclass(frozen=True)
 class CellFacts:
     """One cell as the build knows it. `run_dir` may not be there; `evals`: `{suite, report}`; `manifest`: of its last
-    checkpoint. `lost`: why it is not among the results (it failed for good, it was not built), None when it is."""
+    checkpoint. Why it is not among the results: `lost`: it failed for good; `missing`: what there is of it."""
 
     name: str
     run: str
@@ -47,6 +47,11 @@ class CellFacts:
     manifest: Path
     evals: list[dict[str, Any]]
     lost: str | None = None
+    missing: str | None = None
+
+    @property
+    def why(self) -> str | None:
+        return self.lost or self.missing
 
 
 @dataclass(frozen=True)
@@ -130,8 +135,7 @@ def results(facts: GridFacts) -> Results:
 
 
 def _cell(kind: str, facts: CellFacts) -> Cell:
-    failed = facts.lost is not None and facts.lost != "not built"
-    cell = Cell(facts, "failed" if failed else "missing" if facts.lost else "done")
+    cell = Cell(facts, "failed" if facts.lost else "missing" if facts.missing else "done")
     cell.rows = collect.metrics(facts.run_dir, facts.step)
     cell.steps = max((row.step for row in cell.rows), default=0)
     made = collect.manifest({"manifest": facts.manifest})
@@ -168,7 +172,8 @@ def _variants(cells: Sequence[Cell], axes: Sequence[str]) -> list[Variant]:
         own = members[0].facts.texts
         texts = {key: own[key] for key in axes if key in own and not is_seed(key)}
         name = ", ".join(f"{key.rpartition('.')[2]} {text}" for key, text in texts.items()) or "all"
-        found.append(Variant(name, texts, members, all(cell.facts.baseline for cell in members)))
+        first = all(cell.facts.baseline for cell in members) and not any(one.baseline for one in found)
+        found.append(Variant(name, texts, members, first))
     return found
 
 
@@ -223,7 +228,7 @@ def as_json(found: Results) -> dict[str, Any]:
                 "baseline": cell.facts.baseline,
                 "fingerprint": cell.facts.fingerprint,
                 "state": cell.state,
-                "why": cell.facts.lost,
+                "why": cell.facts.why,
                 "steps": cell.steps,
                 "metrics": cell.metrics,
                 "gpu_hours": cell.gpu_hours,
@@ -258,5 +263,5 @@ def as_csv(found: Results) -> str:
         axes = [facts.texts.get(key, "") for key in found.axes]
         metrics = [cell.metrics.get(name, "") for name in found.metrics]
         rest = ["" if value is None else value for value in (cell.gpu_hours, cell.hours)]
-        out.writerow([facts.name, facts.run, *axes, cell.state, facts.lost or "", cell.steps, *metrics, *rest])
+        out.writerow([facts.name, facts.run, *axes, cell.state, facts.why or "", cell.steps, *metrics, *rest])
     return file.getvalue()

@@ -150,7 +150,8 @@ def _gain(change: dict[str, Any] | None, metric: str) -> Html | str:
     better = (change["mean"] < 0) == ("loss" in metric)
     cls = ("good" if better else "bad") if clear else "soft"
     span = f" {signed(interval[0])} to {signed(interval[1])}" if interval else ""
-    return tag("span", signed(change["mean"]), tag("small", f"{span} ({change['n']} {change['over']})"), cls=cls)
+    over = change["over"].removesuffix("s") if change["n"] == 1 else change["over"]
+    return tag("span", signed(change["mean"]), tag("small", f"{span} ({change['n']} {over})"), cls=cls)
 
 
 def _curves(found: Results) -> Html | None:
@@ -206,7 +207,7 @@ def _cells(found: Results) -> Html:
         state = tag("span", cell.state, cls={"done": "good", "failed": "bad", "missing": "soft"}[cell.state])
         cells = [_td(tag("code", facts.name), facts.name)]
         cells += [_td(facts.texts.get(key, "–")) for key in found.axes]
-        why = tag("small", f" {facts.lost}") if facts.lost and facts.lost != "not built" else None
+        why = tag("small", f" {facts.why}") if facts.why and facts.why != "not built" else None
         cells += [_td(join([state, why]), cell.state), _td(number(cell.steps), cell.steps)]
         cells += [_td(number(cell.metrics.get(name)), cell.metrics.get(name)) for name in found.metrics]
         cells.append(_td(number(cell.gpu_hours), cell.gpu_hours))
