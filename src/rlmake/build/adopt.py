@@ -59,7 +59,8 @@ def adopt(registry: Registry, folder: Path, path: str | None, moment: Record) ->
     publish.publish(Path(target.path), artefact.path)
     card.publish(artefact)
     lines = [f"adopted {target.path}: {artefact.path}"]
-    return lines + ([] if "specification" in facts else ["what it was made with is not known; the card says so"])
+    known = "specification" in facts or facts.get("fingerprint")
+    return lines + ([] if known else ["what it was made with is not known; the card says so"])
 
 
 def _held(folder: Path, name: str) -> lease.Lease:
@@ -105,7 +106,7 @@ def _known(folder: Path, work: Work, artefact: Artefact) -> Record:
             raise UserError(f"{folder}: its COMPLETE record says step {record['step']}, not {artefact.step}")
         if record.get("fingerprint") not in (None, work.fingerprint):
             raise UserError(f"{folder}: belongs to train-{record['fingerprint']}, not to {work.fingerprint}")
-        facts |= {key: record[key] for key in OF_RECORD}
+        facts |= {key: record[key] for key in ("fingerprint", *OF_RECORD) if key in record}
     return facts
 
 
