@@ -188,6 +188,11 @@ def test_another_length_of_a_schedule_that_depends_on_it(project):
     """A run that cannot be continued says so; its cost, and that of a fork, is known from the one that is there."""
     project.edit("t/sft.toml", "ckpt.interval", "scheduler = {type = 'cosine', warmup_steps = 1}\nckpt.interval")
     project.build("outputs/t/sft/checkpoints/step_4")
+    (step_2,) = Path("outputs/.store").glob("train-*/checkpoints/step_2")
+    shutil.rmtree(step_2)
+    early = "outputs/t/sft/checkpoints/step_2"
+    assert project.build(early) == ["train t/sft from 0 to 4 aside"], "no schedule of this length ends at 2"
+    assert (step_2 / "COMPLETE").is_file() and project.plan(early, "outputs/t/sft/checkpoints/step_4") == {}
     sft = (project.root / "experiments/t/sft.toml").read_text()
     fork = "resume.dir = 'outputs/t/sft/checkpoints/step_4'\nmax_steps = 8"
     project.write("t/fork.toml", sft.replace("max_steps = 4", fork).replace("cosine', warmup_steps = 1", "constant'"))

@@ -13,7 +13,7 @@ from rlmake.build import card, failure, store
 from rlmake.build.store import Artefact
 from rlmake.config import RLConfig, SFTConfig, parse
 from rlmake.config.shared import OrchestratorCkptConfig, TrainerCkptConfig
-from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.errors import RunFailed
 from rlmake.core.jsonio import hash_file, read_json
 from rlmake.core.rundir import step_dir
 from rlmake.launch import train
@@ -98,10 +98,9 @@ def _run(spec: dict[str, Any], cfg: SFTConfig | RLConfig, folder: Path, name: st
 
 
 def _aside(spec: dict[str, Any], cfg: SFTConfig | RLConfig, artefact: Artefact, name: str, command: list[str]) -> None:
-    """Make a step that the run has passed, in a directory of its own, from the newest checkpoint before it."""
+    """Make a step that the run has passed, in a directory of its own, from the newest checkpoint before it. Where the
+    schedule depends on `max_steps` that goes on to the end."""
     assert artefact.step is not None
-    if spec["fixed_length"]:
-        raise UserError(f"{name}: checkpoint {artefact.step} is gone, and a schedule up to max_steps can't stop there")
     folder, aside = artefact.folder, artefact.folder / "aside" / f"step_{artefact.step}"
     before = checkpoint.newest(folder, upto=artefact.step - 1)
     logger.info(f"{name}: step {artefact.step} was passed and not kept, it is made again behind step {before or 0}")
