@@ -40,7 +40,7 @@ def logits(model) -> torch.Tensor:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("max_shard", [10**9, 40_000])
-def test_the_exported_model_is_the_trained_one(tmp_path, base, tied, max_shard):
+def test_the_exported_model_is_the_trained_one(tmp_path, base, tied, max_shard, kernels):
     trained = make_model(tied)
     facts = bf16.export(save(tmp_path / "run", trained, base), tmp_path / "weights", max_shard=max_shard)
     out = tmp_path / "weights"
@@ -207,10 +207,11 @@ def test_lora_is_refused_in_one_line(tmp_path, base):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_diverged_model_is_never_written(tmp_path, base):
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 3.4e38])  # the last is no number in bf16
+def test_a_diverged_model_is_never_written(tmp_path, base, value, kernels):
     model = make_model()
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = value
     with pytest.raises(UserError, match=r"model\.layers\.1\.mlp\.up_proj\.weight.*NaN"):
         bf16.export(save(tmp_path / "run", model, base), tmp_path / "weights")
     assert {path.name for path in tmp_path.iterdir()} == {"run"}

@@ -32,7 +32,7 @@ SHAPES = [(128, 128), (300, 257), (1, 1), (127, 640), (256, 100), (130, 1300)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_quantize_and_back_equals_float64(shape):
+def test_quantize_and_back_equals_float64(shape, kernels):
     torch.manual_seed(sum(shape))
     weight = (torch.randn(shape) * torch.logspace(-3, 2, shape[1])).to(torch.bfloat16)
     q, scale = fp8.quantize_block(weight)
@@ -45,9 +45,9 @@ def test_quantize_and_back_equals_float64(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_error_is_within_half_a_step(shape):
+def test_error_is_within_half_a_step(shape, kernels):
     torch.manual_seed(1)
-    weight = torch.randn(shape)
+    weight = torch.randn(shape).to(torch.bfloat16)
     q, scale = fp8.quantize_block(weight)
     wide = scale.double().repeat_interleave(128, 0)[: shape[0]].repeat_interleave(128, 1)[:, : shape[1]]
     # e4m3: three mantissa bits, smallest normal exponent -6.
@@ -55,7 +55,7 @@ def test_error_is_within_half_a_step(shape):
     assert bool(((q.double() * wide - weight.double()).abs() <= step / 2 * (1 + 1e-6)).all())
 
 
-def test_zero_and_tiny_blocks():
+def test_zero_and_tiny_blocks(kernels):
     weight = torch.zeros(256, 256)
     weight[0, 0] = 1
     q, scale = fp8.quantize_block(weight)
@@ -63,6 +63,26 @@ def test_zero_and_tiny_blocks():
     assert torch.equal(dequantize.dequantize_block(q, scale).float(), weight)
     q, scale = fp8.quantize_block(torch.full((128, 128), 1e-38))
     assert q.float().isfinite().all() and (scale == 1e-12).all()
+
+
+@pytest.mark.skipif(fp8._kernels is None, reason="installed without a C compiler")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_both_kernels_give_the_same_bytes(dtype):
+    """Of every bf16 number, in blocks of many scales; of fp32 of every exponent, ties among them; of views."""
+    torch.manual_seed(0)
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    every = every[every.isfinite()].view(-1, 120)
+    some = torch.randint(-(2**31), 2**31, (700, 300), dtype=torch.int32).view(torch.float32)
+    some[::2] = (some[::2].view(torch.int32) & -0x8000 | 0x8000).view(torch.float32)  # half-way between two of bf16
+    some = torch.where(some.isfinite() & (some.abs() < 3e38), some, 0)
+    for weight in (every, every[torch.randperm(len(every))], some, some.sort().values, some.sort(0).values):
+        for block in (128, 64, 100, 1, 1500):
+            for part in (weight, weight[3:, 5:], weight.t()):
+                found, expected = fp8.quantize_block(part.to(dtype), block), fp8.quantize_torch(part.to(dtype), block)
+                assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
+                assert torch.equal(found[1], expected[1])
+    (_, piece), *rest = writer.checked("w", some, torch.bfloat16)
+    assert not rest and torch.equal(piece.view(torch.int16), some.to(torch.bfloat16).view(torch.int16).reshape(-1))
 
 
 # A mixture of experts, as E09 lists it: [name, shape, becomes FP8].
@@ -216,7 +236,7 @@ def test_damaged_releases_are_one_line(mixed, tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_value_is_named(tmp_path, value):
+def test_a_bad_value_is_named(tmp_path, value, kernels):
     folder = tmp_path / "bad"
     folder.mkdir()
     weight = torch.ones(256, 256, dtype=torch.bfloat16)
@@ -228,7 +248,7 @@ def test_a_bad_value_is_named(tmp_path, value):
     assert [path.name for path in tmp_path.iterdir()] == ["bad"]
 
 
-def test_directly_from_a_checkpoint_equals_by_way_of_bf16(tmp_path, base):
+def test_directly_from_a_checkpoint_equals_by_way_of_bf16(tmp_path, base, kernels):
     checkpoint = save(tmp_path / "run", make_model(tied=False), base)
     bf16.export(checkpoint, tmp_path / "weights")
     fp8.quantize(tmp_path / "weights", tmp_path / "two")

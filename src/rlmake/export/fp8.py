@@ -17,12 +17,11 @@ from rlmake.core.errors import UserError
 from rlmake.export import assets, bf16, experts
 from rlmake.export.sources import DirectorySource, Spec
 from rlmake.export.staging import staged
-from rlmake.export.writer import MAX_SHARD, PIECE, Make, Rule, checked, require_finite, same, write_model
+from rlmake.export.writer import MAX_SHARD, PIECE, Make, Rule, _kernels, checked, require_finite, same, write_model
 
 E4M3_MAX, MIN_SCALE, BLOCK = 448.0, 1e-12, 128
 SMALL_BLOCK = 64
-TILE = 1024  # columns quantised at a time
-INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+TILE = 1024  # columns that torch quantises at a time
 # A weight whose name contains one of these stays as it is.
 KEPT = (
     "norm", "embed", "lm_head", "shared_expert_gate", "in_proj_a", "in_proj_b", "eh_proj", "weights_proj", "visual.",
@@ -56,35 +55,49 @@ def block_of(tensors: dict[str, Spec]) -> int:
     return next((block for block in (BLOCK, SMALL_BLOCK) if all(size % block == 0 for size in sizes)), BLOCK)
 
 
-def quantize_block(
-    weight: torch.Tensor, block: int = BLOCK, first: torch.dtype = torch.float32
-) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_block(weight: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
     """`weight` [rows, cols] → e4m3 [rows, cols] and fp32 scales [⌈rows/block⌉, ⌈cols/block⌉]. Edges count as zeros.
 
-    It is rounded to the type `first` beforehand. NaN or infinity in it shows in the scales.
+    It is rounded to bf16 beforehand. NaN or infinity in it shows in the scales.
 
     Of a stack [experts, rows, cols] each matrix has blocks of its own, and the results are stacked.
     """
     if weight.dim() == 3:
-        parts = [quantize_block(matrix, block, first) for matrix in weight]
+        parts = [quantize_block(matrix, block) for matrix in weight]
         return torch.stack([q for q, _ in parts]), torch.stack([scale for _, scale in parts])
-    rows, cols = weight.shape
-    high, wide = -(-rows // block), -(-cols // block)
-    width = min(wide, max(1, TILE // block)) * block
-    q, scale = torch.empty(rows, cols, dtype=torch.float8_e4m3fn), torch.empty(high, wide)
+    if _kernels is None:
+        return quantize_torch(weight, block)
+    if weight.dtype not in (torch.float32, torch.bfloat16) or weight.stride(1) != 1:
+        weight = weight.to(torch.bfloat16).contiguous()
+    q, scale = _empty(weight, block)
+    _kernels.quantize(
+        weight.data_ptr(), weight.itemsize, weight.stride(0), *weight.shape, block, q.data_ptr(), scale.data_ptr()
+    )
+    return q, scale
+
+
+def _empty(weight: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    grid = [-(-size // block) for size in weight.shape]
+    return torch.empty(weight.shape, dtype=torch.float8_e4m3fn), torch.empty(grid)
+
+
+def quantize_torch(weight: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantize_block` of one matrix where its C is not there, and what that is tested against: the same bytes."""
+    (rows, cols), (q, scale) = weight.shape, _empty(weight, block)
+    width = min(scale.shape[1], max(1, TILE // block)) * block
     # A few blocks at a time stay in the processor's cache. Magnitudes are compared as integers: their order is the
     # same, NaN above infinity, and they are half as wide.
-    rounded, panel = torch.zeros(block, width, dtype=first), torch.empty(block, width)
-    bits = rounded.view(INTEGERS[first])
-    magnitudes, without_sign = torch.empty_like(bits), torch.iinfo(bits.dtype).max
-    for top, left in product(range(0, rows, block), range(0, cols, width)):
+    rounded, panel = torch.zeros(block, width, dtype=torch.bfloat16), torch.empty(block, width)
+    bits = rounded.view(torch.int16)
+    magnitudes = torch.empty_like(bits)
+    for top, left in product(range(0, rows, block), range(0, cols, width or 1)):
         place = slice(top, top + block), slice(left, left + width)
         part = weight[place]
         if part.shape != rounded.shape:
             rounded.zero_()
         inside = slice(part.shape[0]), slice(part.shape[1])
         rounded[inside] = part
-        largest = torch.bitwise_and(bits, without_sign, out=magnitudes).amax(0).view(-1, block).amax(1).view(first)
+        largest = torch.bitwise_and(bits, 0x7FFF, out=magnitudes).amax(0).view(-1, block).amax(1).view(torch.bfloat16)
         factors = (largest.float() / E4M3_MAX).clamp_(min=MIN_SCALE)
         # At most 448 and half a last place, which becomes 448.
         torch.div(rounded.view(block, -1, block), factors[:, None], out=panel.view(block, -1, block))
@@ -111,12 +124,14 @@ def rules(edge: Callable[[], int], rule: Rule, make: Make) -> tuple[Rule, Make]:
             return
         block = edge()
         rows = max(1, PIECE // max(1, block * tensor.shape[-1])) * block  # whole rows of blocks
-        for matrix in tensor[None].flatten(0, -3):
-            for part in matrix.split(rows):
-                q, scale = quantize_block(part, block, torch.bfloat16)
-                require_finite(name, scale)
-                yield name, q
-                yield f"{name}_scale_inv", scale
+        scales = []
+        for part in (part for matrix in tensor[None].flatten(0, -3) for part in matrix.split(rows)):
+            q, scale = quantize_block(part, block)
+            scales.append(scale)
+            yield name, q
+        scale = torch.cat(scales)
+        require_finite(name, scale)
+        yield f"{name}_scale_inv", scale
 
     return fp8_rule, fp8_make
 

@@ -22,9 +22,14 @@ from rlmake.core.errors import UserError
 from rlmake.core.jsonio import write_json
 from rlmake.export.sources import INDEX, SINGLE, TYPES, Source, Spec
 
+try:
+    from rlmake.export import _kernels
+except ImportError:  # no compiler when rlmake was installed
+    _kernels = None
+
 MAX_SHARD = 5 * 10**9  # bytes
 GROUP = 64 * 2**20  # bytes of source tensors loaded at a time, at least one tensor
-PIECE = 2**20  # elements converted and written at a time
+PIECE = 2**19  # elements converted and written at a time
 WRITE_BACK = 2**23  # bytes of a tensor that the disk is told of at a time
 WORKERS = min(4, os.cpu_count() or 1)  # threads, each with a group in memory (where it is not mapped) and a piece
 START_WRITING = 2  # SYNC_FILE_RANGE_WRITE of <linux/fs.h>
@@ -212,6 +217,11 @@ def same(name: str, spec: Spec) -> dict[str, Spec]:
 def checked(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor's elements, rounded to `dtype` where they are of a floating-point type, none of them NaN or infinite."""
     for piece in tensor.reshape(-1).split(PIECE):
-        piece = piece.to(dtype) if tensor.is_floating_point() else piece
-        require_finite(name, piece)
+        if _kernels and (tensor.dtype, dtype) == (torch.float32, torch.bfloat16):
+            source, piece = piece, torch.empty(len(piece), dtype=dtype)
+            if not _kernels.round_to_bf16(source.data_ptr(), len(piece), piece.data_ptr()):
+                require_finite(name, piece)
+        else:
+            piece = piece.to(dtype) if tensor.is_floating_point() else piece
+            require_finite(name, piece)
         yield name, piece
