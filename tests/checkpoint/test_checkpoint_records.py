@@ -104,6 +104,23 @@ def test_damaged_is_skipped_with_one_line_that_names_the_file(run, lines, name, 
     assert ck.resume_point(run) == step_dir(run, 10)
 
 
+def test_a_launch_that_looks_twice_warns_once(run, lines):
+    """A look at names and sizes comes before anything is started, the reading of every byte follows."""
+
+    def warnings() -> list[str]:
+        return [line for line in lines if line.startswith("WARNING")]
+
+    for step in (10, 20):
+        save(run, step)
+    (step_dir(run, 20) / "trainer" / "state.json").unlink()
+    assert ck.resume_point(run, hashes=False) == step_dir(run, 10) and not warnings()
+    assert ck.resume_point(run) == step_dir(run, 10) and len(warnings()) == 1
+    truncate(step_dir(run, 10) / "trainer" / "state.json")
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        ck.resume_point(run, hashes=False)
+    assert len(warnings()) == 3 and "step_20" in warnings()[1] and "step_10" in warnings()[2]
+
+
 def test_what_verify_took_back_is_said_to_be_damaged(run, lines):
     """Not that it was never finished."""
     for step in (1, 2):

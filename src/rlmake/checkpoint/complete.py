@@ -105,17 +105,21 @@ def steps(run_dir: Path) -> list[int]:
 def newest(run_dir: Path, upto: int | None = None, hashes: bool = True) -> int | None:
     """The newest step (at most `upto`) that is complete and whole, or None.
 
-    A damaged or unfinished one is skipped with one warning that names the file and what is wrong with it.
+    A damaged or unfinished one is skipped with one warning that names the file and what is wrong with it. Without
+    `hashes` nothing is said where one is found: who loads it looks again, and says the same.
     """
+    skipped, found = [], None
     for step, folder in reversed(numbered(run_dir / "checkpoints").items()):
         if upto is not None and step > upto:
             continue
-        faults = verify(folder, hashes)
-        if not faults:
-            return step
+        if not (faults := verify(folder, hashes)):
+            found = step
+            break
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        logger.warning(f"checkpoint step_{step} skipped: {faults[0]}{more}")
-    return None
+        skipped.append(f"checkpoint step_{step} skipped: {faults[0]}{more}")
+    for line in skipped if hashes or found is None else []:
+        logger.warning(line)
+    return found
 
 
 def resume_point(run_dir: Path, step: int | None = None, fork: Path | str | None = None, hashes: bool = True) -> Path:
