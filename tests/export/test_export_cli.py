@@ -1,5 +1,6 @@
 """`rlmake export`: default places, one line per mistake, no torch for either."""
 
+import signal
 import subprocess
 import sys
 
@@ -46,6 +47,35 @@ def test_only_an_export_is_overwritten_and_never_the_source(tmp_path, base):
     (precious / "notes").unlink()
     export(["bf16", str(step), str(precious), "--overwrite"])
     assert (precious / "model.safetensors").is_file()
+
+
+KILLED = """
+import os, signal, sys
+from rlmake.export import cli, staging
+real, calls = os.rename, []
+def dying(*paths):
+    if len(calls) == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls.append(paths)
+    real(*paths)
+staging.os.rename = dying
+cli.export(["bf16", *sys.argv[2:], "--overwrite"])
+"""
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_an_export_that_was_being_replaced_comes_back(tmp_path, base, renames):
+    step, out = save(tmp_path / "run", make_model(), base), tmp_path / "out" / "weights"
+    export(["bf16", str(step), str(out)])
+    (out / "mark").write_text("the old one")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(renames), str(step), str(out)], timeout=200)
+    assert killed.returncode == -signal.SIGKILL and out.exists() == (renames == 0)
+    with pytest.raises(UserError, match="there already"):
+        export(["bf16", str(step), str(out)])
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    export(["bf16", str(step), str(out), "--overwrite"])
+    assert [path.name for path in out.parent.iterdir()] == ["weights"] and not (out / "mark").exists()
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path, base):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlmake.core.errors import UserError, nearest
+from rlmake.export.staging import restore
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 FORMATS = ("bf16", "fp8", "dequantize", "adapter", "merge")
@@ -18,6 +19,7 @@ def export(argv: list[str]) -> int | None:
     if not source.is_dir():
         raise UserError(f"{source}: no such directory")
     out = Path(arguments.out) if arguments.out else _default(arguments.format, source)
+    restore(out)
     if out.exists() or out.is_symlink():
         if not arguments.overwrite:
             raise UserError(f"{out}: there already; give another OUT or --overwrite")

@@ -23,6 +23,7 @@ def staged(out: Path) -> Iterator[Path]:
     An `out` that is there already is replaced.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
+    restore(out)
     _sweep(out)
     temporary = out.with_name(f"{out.name}.tmp-{uuid.uuid4().hex}")
     temporary.mkdir()
@@ -42,14 +43,20 @@ def staged(out: Path) -> Iterator[Path]:
 
 
 def _replace(temporary: Path, out: Path) -> None:
-    old = None
     if out.exists():
-        old = out.with_name(f"{out.name}.tmp-{uuid.uuid4().hex}")
-        os.rename(out, old)
+        os.rename(out, out.with_name(f"{out.name}.old-{uuid.uuid4().hex}"))
     os.rename(temporary, out)
     fsync_dir(out.parent)
-    if old:
-        shutil.rmtree(old)
+    restore(out)
+
+
+def restore(out: Path) -> None:
+    """What was being replaced: it comes back where a kill came before its successor took its place, else it goes."""
+    for old in out.parent.glob(f"{out.name}.old-*"):
+        if out.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(old, out)
 
 
 def _sweep(out: Path) -> None:
