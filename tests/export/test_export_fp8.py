@@ -235,6 +235,22 @@ def test_damaged_releases_are_one_line(mixed, tmp_path):
     refused(r"a\.weight \[4\] is FP8, but no matrix")
 
 
+def test_a_type_that_no_export_holds_is_named(tmp_path, base):
+    (tmp_path / "model").mkdir()
+    write_json(tmp_path / "model" / "config.json", {})
+    save_file({"rope.freqs": torch.ones(3, dtype=torch.complex64)}, tmp_path / "model" / "model.safetensors")
+    with pytest.raises(
+        UserError, match=r"model\.safetensors: rope\.freqs is of type C64, expected BOOL, U8, "
+    ) as caught:
+        fp8.quantize(tmp_path / "model")
+    assert len(str(caught.value).splitlines()) == 1
+    model = make_model()
+    model.register_buffer("freqs", torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(UserError, match=r"^tensor freqs is of type complex64, expected BOOL, U8, ") as caught:
+        bf16.export(save(tmp_path / "run", model, base), tmp_path / "weights")
+    assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / "weights").exists()
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_value_is_named(tmp_path, value, kernels):
     folder = tmp_path / "bad"

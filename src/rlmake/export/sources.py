@@ -227,6 +227,8 @@ def _header(path: Path) -> dict[str, Spec]:
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
         entries.sort(key=lambda item: item[1]["data_offsets"])
         end = max((entry["data_offsets"][1] for _, entry in entries), default=0)
+        if foreign := next((name for name, entry in entries if entry["dtype"] not in TYPES), None):
+            raise UserError(f"{path}: {foreign} is of type {header[foreign]['dtype']}, expected {', '.join(TYPES)}")
         found = {name: Spec(TYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in entries}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

@@ -75,6 +75,9 @@ def write_model(
     Returns `{tensors, parameters, bytes, shards}`. `shards` holds names of source tensors, `outputs` says what becomes
     of each.
     """
+    for name, spec in (item for named in outputs.values() for item in named.items()):
+        if spec.dtype not in NAMES:
+            raise UserError(f"tensor {name} is of type {str(spec.dtype)[6:]}, expected {', '.join(TYPES)}")
     weight_map: dict[str, str] = {}
     total = parameters = 0
     under_way: deque[tuple[Shard, list[Future]]] = deque()
