@@ -134,7 +134,7 @@ def test_verbs_on_a_build(project, call, tmp_path):
     os.rename(WEIGHTS, "outputs/t/sft/mine")
     project.edit("t/sft.toml", "optim.lr = 2.5e-3", "optim.lr = 2e-3")
     (line,) = [line for line in call("ls") if line.startswith("t/sft ")]
-    assert "weights (no link)" in line
+    assert " 4 of 4 steps " in line and "weights (no link)" in line
     assert "snakemake -c all " in call("ls")[-1] and call("ls")[-1].endswith(WEIGHTS)
     assert json.loads("\n".join(call("card", WEIGHTS, "--json")))["set"]["optim.lr"] == 2e-3
     with pytest.raises(UserError, match="not built; build it with: snakemake -c all outputs/t/rl/weights"):
@@ -166,6 +166,7 @@ def test_verbs_on_a_build(project, call, tmp_path):
         with pytest.raises(UserError, match=said):
             call("diff", "t/sft", wrong)
     assert [line.split()[0] for line in call("ls", "t/grid")] == ["t/grid/group_size=4", "t/grid/group_size=8"]
+    assert " 0 of 5 steps " in call("ls", "t/grid")[0]
     with pytest.raises(UserError, match="t/gird: no run, grid or folder; did you mean 't/grid'"):
         call("ls", "t/gird")
     for name in ("cosine", "grid"):

@@ -67,7 +67,7 @@ def why(argv: list[str]) -> int:
 
 
 def ls(argv: list[str]) -> int:
-    """Runs with what is published of them: name, kind, last step, state of each link."""
+    """Runs with what is published of them: name, kind, steps, state of each link."""
     parser = argparse.ArgumentParser(prog="rlmake ls", description=ls.__doc__)
     parser.add_argument("names", nargs="*", help="runs, grids or folders of them; default: all")
     args = parser.parse_args(argv)
@@ -75,9 +75,10 @@ def ls(argv: list[str]) -> int:
     unlinked: list[str] = []
     for run in _under(registry, args.names):
         work = registry.work(run.name)
-        steps = f"{work.last_step} steps" if work.last_step else ""
+        reached = store.progress(work.artefact("checkpoint", work.last_step).folder) if work.last_step else 0
+        steps = f"{reached} of {work.last_step} steps" if work.last_step else ""
         state = _state(registry, run.name, unlinked)
-        print(f"{run.name:<32} {run.kind:<6} {steps:<12} {work.stage}-{work.fingerprint}  {state}")
+        print(f"{run.name:<32} {run.kind:<6} {steps:<14} {work.stage}-{work.fingerprint}  {state}")
     if unlinked:
         rest = f" and {len(unlinked) - SHOWN_LINKS} more" if len(unlinked) > SHOWN_LINKS else ""
         print(f"in the store without a link; this makes it: snakemake -c all {' '.join(unlinked[:SHOWN_LINKS])}{rest}")
