@@ -292,6 +292,8 @@ def test_a_fork_of_a_run_that_was_started_directly(project, call):
                 call("adopt", str(what[0]), "--as", what[1])
         path.write_bytes(before)
     assert not folder.exists() or not any(folder.glob("checkpoints/step_*"))
+    with pytest.raises(UserError, match="outputs/mine: no experiment has this name: say with --as which"):
+        call("adopt", str(mine))
     assert "steps 2, 4 of 4" in call("adopt", str(mine), "--as", "t/sft")[0]
     rows = project.document("outputs/t/fork/weights")["jobs"]
     assert [row["run"] for row in rows if row["rule"] == "train"] == ["t/fork"]

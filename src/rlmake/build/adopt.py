@@ -175,6 +175,8 @@ def _run(registry: Registry, folder: Path, path: str | None, moment: Record) -> 
 
 def _run_name(registry: Registry, folder: Path, path: str | None) -> str:
     name = (path or folder.as_posix()).removeprefix("outputs/").rstrip("/")
+    if name not in registry.runs and path is None:
+        raise UserError(f"{folder}: no experiment has this name: say with --as which declared run it is")
     if name not in registry.runs:
         target = registry.target(path or folder.as_posix())  # its fault names the nearest run
         name = target.run
