@@ -129,7 +129,6 @@ def test_zip_include_exclude(tmp_path):
         (f'k = ["{"x" * 220}"]', "at most 200 are possible"),
         ("seed = [0]\nexclude = [{sed = 1}]", "5: experiment.grid.exclude.0: 'sed' is no axis; did you mean 'seed'?"),
         ("seed = [0]\nzip = ['seed', 'b']", "5: experiment.grid.zip.0: 'b' is no axis"),
-        ("seed = [0]\nbasline = {seed = 0}", "an axis is a list of values, not 0; did you mean 'baseline'?"),
         ("seed = [0]\nbaseline = {x = 1}", "5: experiment.grid.baseline: 'x' is no axis"),
     ],
 )
@@ -148,7 +147,8 @@ def test_collisions_are_errors_that_show_both(tmp_path, text, words):
         ('a.b = [1]\n"a.b" = [2]', "experiment.grid.a.b: stands twice, spelled in two ways"),
         ("a-b = [1]\na_b = [2]", "experiment.grid.a_b: stands twice"),
         ("a = []", "experiment.grid.a: an axis needs at least one value"),
-        ("a = 1", "experiment.grid.a: expected a list, not 1"),
+        ("a = 1", "experiment.grid.a: an axis is a list of values, not 1"),
+        ("seed = [0]\nbasline = {seed = 0}", "an axis is a list of values, not 0; did you mean 'baseline'?"),
         ("a = [1, 2]\nb = [3]\nzip = ['a', 'b']", "axes of one zip need equally many values, not [1, 2]"),
     ],
 )

@@ -224,12 +224,14 @@ def test_a_misspelt_axis_is_said_once(project):
     grid = '[experiment.grid]\n"optm.lr" = [1e-5, 3e-5]\nseed = [0, 1]\n'
     project.write("t/sft.toml", f"{text}{grid}")
     (line,) = project.refused("all")
-    assert line.endswith("t/sft.toml: optm: unknown key; did you mean 'optim'? (in every cell)")
+    assert line.endswith("t/sft.toml: optm: unknown key; did you mean 'optim'? (axis 'optm.lr', in every cell)")
     project.write(
         "t/sft.toml", f"{text}{grid}" + 'baseline = {"optim.lr" = 1e-5, seed = 0}\nzip = ["optim.lr", "seed"]\n'
     )
     (line,) = project.refused("all")
-    assert line.endswith("t/sft.toml: optm: unknown key; did you mean 'optim'?"), "not those that name it rightly"
+    assert line.endswith("t/sft.toml: optm: unknown key; did you mean 'optim'? (axis 'optm.lr')"), (
+        "not those that name it rightly"
+    )
     project.write("t/sft.toml", f"{text}{grid}".replace("optm", "optim") + 'baseline = {"optim.lrr" = 1e-5}\n')
     (line,) = project.refused("all")
     assert line.endswith("experiment.grid.baseline: 'optim.lrr' is no axis; did you mean 'optim.lr'?")

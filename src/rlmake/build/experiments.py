@@ -206,7 +206,8 @@ def _load_runs(file: Path, found: Experiments, fragments: dict[str, Composed]) -
     if refused or not cells:
         found.broken.add(name)
     for fault, where in refused.items():
-        found.faults.append(Fault(f"{fault.message} ({_cells(where, len(cells))})", fault.key, fault.file))
+        axis = next((f"axis '{key}', " for key in table.grid.axes if _names(fault, key)), "")
+        found.faults.append(Fault(f"{fault.message} ({axis}{_cells(where, len(cells))})", fault.key, fault.file))
 
 
 def _misspelt(axes: dict[str, list[Any]], cls: type[schema.Config], raw: Composed, file: str) -> list[Fault]:
@@ -217,9 +218,14 @@ def _misspelt(axes: dict[str, list[Any]], cls: type[schema.Config], raw: Compose
             schema.set_key(values, key, alternatives[0], file)
         schema.parse(cls, values, file=file)
     except ConfigError as error:
-        unknown = [fault for fault in error.faults if fault.message.startswith("unknown key")]
-        return [fault for fault in unknown if any(f"{key}.".startswith(f"{fault.key}.") for key in axes)]
+        named = ((fault, next((key for key in axes if _names(fault, key)), None)) for fault in error.faults)
+        return [Fault(f"{fault.message} (axis '{key}')", fault.key, fault.file) for fault, key in named if key]
     return []
+
+
+def _names(fault: Fault, axis: str) -> bool:
+    """Whether an axis is what an unknown key comes from."""
+    return fault.message.startswith("unknown key") and f"{axis}.".startswith(f"{fault.key}.")
 
 
 def _cells(names: list[str], count: int) -> str:
