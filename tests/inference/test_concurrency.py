@@ -25,10 +25,10 @@ def load(usage=0.1, running=10, waiting=0, preemptions=0, capacity=None, role=""
     return Load(usage, running, waiting, preemptions, capacity, role)
 
 
-def turn_over(controller, inflight=None, tokens=5):
+def turn_over(controller, inflight=None, generated=True):
     """As many episodes end as are in flight, each replaced at once: all permits are in use, or `inflight` of them."""
     for _ in range(inflight or controller.max_inflight):
-        controller.completed(inflight or controller.max_inflight, tokens)
+        controller.completed(inflight or controller.max_inflight, generated)
 
 
 def test_it_starts_with_what_the_caches_hold():
@@ -71,7 +71,7 @@ def test_small_numbers_grow_too_and_unused_room_does_not():
         turn_over(controller)
     assert controller.max_inflight > 4
     fixed = controller.cap
-    turn_over(controller, tokens=0)
+    turn_over(controller, generated=False)
     assert controller.cap == fixed, "episodes that failed at once say nothing about room"
 
 

@@ -1,13 +1,15 @@
 """verifiers' env client, for many episodes at once: little work per episode, hardly any of it on the event loop.
 
 Same frames as `verifiers.v1.serve.EnvClient`, in whose place it stands. The socket is read when the loop sees its file
-descriptor, some frames a turn; deltas are decoded by msgspec, before the end only when somebody watches; an episode is
-put together in a thread; an agent's configuration, equal in all episodes of a source, is validated once. And a server
-that has gone away, or was started anew, costs the episodes that it had and is not waited for without end.
+descriptor, and while it is busy a hundred times a second, some frames a turn; deltas are decoded by msgspec, before the
+end only when somebody watches; an episode is put together in a thread; an agent's configuration, equal in all episodes
+of a source, is validated once. And a server that has gone away, or was started anew, costs the episodes that it had and
+is not waited for without end.
 """
 
 import asyncio
 import functools
+import itertools
 import operator
 import time
 import uuid
@@ -26,7 +28,9 @@ from rlmake.core.offload import off_loop
 HEALTH_SECONDS, GONE_SECONDS = 10.0, 120.0
 START_POLL_SECONDS = 0.25
 LINGER_MS = 500
+CONFIGS = 64  # kept as they travel
 FRAMES = 64  # read in one turn of the event loop; each may end an episode, which is work in the turn that follows
+GATHER_SECONDS = 0.01  # between two looks at a busy socket: a turn of the event loop costs more than reading a frame
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -59,9 +63,10 @@ class Wire:
         self._deltas: dict[bytes, Callable[[bytes], None]] = {}
         self.instance: str | None = None  # what the server calls itself; a new one has lost our episodes
         self._runs: dict[bytes, str | None] = {}  # request → the server that it was asked of
-        self._clients: dict[int, tuple[vf.ClientConfig, dict[str, Any]]] = {}
+        self._configs: dict[int, tuple[vf.ClientConfig | vf.SamplingConfig, dict[str, Any]]] = {}
         self._agents: dict[bytes, Any] = {}
         self._watching: asyncio.Task | None = None
+        self._name, self._numbers = f"{uuid.uuid4().hex}-", itertools.count()
 
     async def run(
         self,
@@ -72,13 +77,13 @@ class Wire:
         on_delta: Callable[[bytes], None] | None = None,
     ) -> vf.WireEpisode:
         """One episode. Raises what went wrong with it; cancelling cancels it on the server."""
-        identity, deltas = uuid.uuid4().hex.encode(), []
+        identity, deltas = self._new_identity(), []
         payload = _pack(
             {
                 "task_data": task_data,
                 "client": self._dumped(client),
                 "model": model,
-                "sampling": sampling.model_dump(mode="json"),
+                "sampling": self._dumped(sampling),
             }
         )
 
@@ -89,10 +94,17 @@ class Wire:
         reply = await self._ask(identity, payload, deltas.append if on_delta is None else watch)
         return await off_loop(self._assembled, deltas, reply)
 
-    def _dumped(self, client: vf.ClientConfig) -> dict[str, Any]:
-        known = self._clients.get(id(client))
+    def _new_identity(self) -> bytes:
+        """Of a request: unique among all that a server may know."""
+        return f"{self._name}{next(self._numbers):x}".encode()
+
+    def _dumped(self, config: vf.ClientConfig | vf.SamplingConfig) -> dict[str, Any]:
+        """As it travels; many episodes share one object."""
+        known = self._configs.get(id(config))
         if known is None:
-            known = self._clients[id(client)] = (client, client.model_dump(mode="json"))
+            if len(self._configs) >= CONFIGS:
+                self._configs.clear()
+            known = self._configs[id(config)] = (config, config.model_dump(mode="json"))
         return known[1]
 
     async def _ask(self, identity: bytes, payload: bytes, on_delta: Callable[[bytes], None]) -> bytes:
@@ -102,7 +114,7 @@ class Wire:
         try:
             return await self._request(identity, b"run", payload)
         except asyncio.CancelledError:
-            self._send([uuid.uuid4().hex.encode(), b"cancel", _pack({"request_id": identity.decode()})])
+            self._send([self._new_identity(), b"cancel", _pack({"request_id": identity.decode()})])
             raise
         finally:
             del self._deltas[identity], self._runs[identity]
@@ -116,31 +128,31 @@ class Wire:
             self._pending.pop(identity, None)
 
     def _send(self, frames: list[bytes]) -> None:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._socket.fileno(), self._receive)
+        self._loop = asyncio.get_running_loop()
         self._socket.send_multipart(frames, zmq.NOBLOCK)  # never full: there is no high-water mark
-        # The descriptor tells of changes only, and sending may have seen one: look, when this is through.
-        self._look()
+        # The descriptor tells of changes only, and sending may have seen one.
+        self._look(GATHER_SECONDS)
 
-    def _look(self) -> None:
-        """Receive in the next turn of the event loop, once however often it is asked for."""
+    def _look(self, delay: float) -> None:
+        """Receive after `delay` seconds, once however often it is asked for; until then nobody watches the socket."""
         if not self._looking:
             self._looking = True
-            self._loop.call_soon(self._looked)
-
-    def _looked(self) -> None:
-        self._looking = False
-        self._receive()
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.call_later(delay, self._receive)
 
     def _receive(self) -> None:
         """What has arrived, `FRAMES` now and the rest in later turns. A frame that makes no sense is told and left."""
-        for _ in range(FRAMES):
+        self._looking = False
+        for count in range(FRAMES):
             if self._socket.closed:
                 return
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
+                if count:
+                    self._look(GATHER_SECONDS)
+                else:  # idle
+                    self._loop.add_reader(self._socket.fileno(), self._receive)
                 return
             try:
                 identity, kind, data = frames
@@ -151,7 +163,7 @@ class Wire:
                     future.set_result(data)
             except Exception as error:  # the other requests must not suffer
                 logger.warning(f"env server {self.address}: a frame that cannot be read: {error}")
-        self._look()
+        self._look(0.0)
 
     def _assembled(self, deltas: list[Any], reply: bytes) -> vf.WireEpisode:
         answer = _unpack(reply)
@@ -200,7 +212,7 @@ class Wire:
         """What the server says of itself; None when it says nothing in time."""
         try:
             async with asyncio.timeout(timeout or HEALTH_SECONDS):
-                return _unpack(await self._request(uuid.uuid4().hex.encode(), b"health", _pack({})))
+                return _unpack(await self._request(self._new_identity(), b"health", _pack({})))
         except TimeoutError:
             return None
 

@@ -53,11 +53,11 @@ class Controller:
     def _clamped(self, cap: float) -> float:
         return max(float(self.minimum), min(cap, float(self.maximum or math.inf)))
 
-    def completed(self, inflight: int, tokens: int) -> None:
+    def completed(self, inflight: int, generated: bool) -> None:
         """An episode ended by itself; `inflight` counts it. One that generated nothing says nothing about room."""
         inflight = max(1, inflight)
         self.turnover += 1.0 / inflight
-        if self.pinned or tokens <= 0 or self.now() > self._growth_until or inflight < 0.9 * self.max_inflight:
+        if self.pinned or not generated or self.now() > self._growth_until or inflight < 0.9 * self.max_inflight:
             return
         growth = 1.0 + GROWTH * max(0.0, 1.0 - self._usage / TRIM_USAGE)
         self.cap = self._clamped(self.cap * growth ** (1.0 / inflight))

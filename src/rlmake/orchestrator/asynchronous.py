@@ -23,6 +23,7 @@ from rlmake.orchestrator.sources import Sources
 from rlmake.orchestrator.watcher import Watcher
 
 TARGET_LAG = 1  # versions by which collection may run ahead of training
+STARTS = 8  # in one turn of the event loop: many free places must not stall it
 
 
 class Asynchronous:
@@ -114,6 +115,7 @@ class Asynchronous:
 
     async def dispatch(self) -> None:
         """Start rollouts while the gate is open and permits are left. Open groups are continued first."""
+        started = 0
         while True:
             self.wake.clear()
             if self.failure is not None:
@@ -125,10 +127,17 @@ class Asynchronous:
                     async with asyncio.timeout(pause or None):
                         await self.wake.wait()
                 continue
-            group = next((g for g in self.open.values() if g.started < g.size), None) or await self._open()
+            group = self._unfinished() or await self._open()
             if group.index in self.open:  # it may have been dropped while the rate was waited for
                 self._start(group)
-                await asyncio.sleep(0)  # one start a turn of the event loop: many free places must not stall it
+                started += 1
+                if started % STARTS == 0:
+                    await asyncio.sleep(0)
+
+    def _unfinished(self) -> Group | None:
+        """The group that has rollouts left to start: the newest, if any, for one is opened when all are started."""
+        newest = next(reversed(self.open.values()), None)
+        return newest if newest is not None and newest.started < newest.size else None
 
     def _gate_open(self) -> bool:
         lead = (self.step - 1) - self.watcher.version
@@ -156,7 +165,8 @@ class Asynchronous:
     async def _episode(self, group: Group, sample: int) -> None:
         episode = await self.rollouts.run(group, sample)
         group.episodes[sample] = episode
-        self.controller.completed(self.accounts.total, sum(trace.num_output_tokens for trace in episode.traces))
+        generated = any(node.sampled for trace in episode.traces for node in trace.nodes)
+        self.controller.completed(self.accounts.total, generated)
         self.accounts.end(group.env, episode.ok)
         self.burst.finish()
         self.wake.set()

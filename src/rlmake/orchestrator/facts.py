@@ -26,16 +26,17 @@ def trace_facts(episode: vf.Episode, group: Group) -> list[dict[str, Any]]:
 
 
 def _of_trace(trace: vf.Trace, group: Group) -> dict[str, Any]:
-    inputs, usage = trace.num_input_tokens, trace.usage
+    branches, usage = trace.branches, trace.usage  # once: each look at them builds them anew
+    inputs = branches[0].num_input_tokens if len(branches) == 1 else trace.num_input_tokens
     row: dict[str, Any] = {
         "env": group.env,
         "agent": trace.agent.name,
         "reward": float(trace.reward),
         "num_total_tokens": float(inputs + (usage.completion_tokens if usage else 0)),
         "num_input_tokens": float(inputs),
-        "num_output_tokens": float(trace.num_output_tokens),
+        "num_output_tokens": float(sum(branch.num_output_tokens for branch in branches)),
         "num_turns": float(trace.num_turns),
-        "num_branches": float(trace.num_branches),
+        "num_branches": float(len(branches)),
         "is_truncated": float(trace.is_truncated),
         "is_completed": float(trace.is_completed),
         "is_timeout": float(trace.is_timeout),

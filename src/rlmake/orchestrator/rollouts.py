@@ -31,6 +31,7 @@ class Rollouts:
         self.deterministic = config.deterministic
         self._clients: dict[str, vf.ClientConfig] = {}
         self._models: dict[str, str] = {}
+        self._configs: dict[str, tuple[dict[str, Any], vf.SamplingConfig]] = {}
         self.sampling: dict[str, dict[str, Any]] = {}
         for source in config.train.source:
             frozen = source.algo.sampling.source if source.algo.sampling.source != "policy" else None
@@ -43,24 +44,31 @@ class Rollouts:
     def temperature(self, env: str) -> float:
         return self.sampling[env]["temperature"]
 
+    def _sampling(self, group: Group, sample: int) -> vf.SamplingConfig:
+        """Where no rollout has a seed of its own, one object for all rollouts of a source and a version."""
+        sampling = dict(self.sampling[group.env])
+        if self.deterministic:
+            sampling["seed"] = derive(self.seed, "rollout", group.env, group.draw, sample)
+        if not group.frozen:
+            sampling["cache_salt"] = str(group.version)
+        known = self._configs.get(group.env)
+        if known is None or known[0] != sampling:
+            known = self._configs[group.env] = (sampling, vf.SamplingConfig(**sampling))
+        return known[1]
+
     async def run(self, group: Group, sample: int) -> vf.Episode:
         """The episode of one sample of a group, its standing settled. Never raises for a failure of the episode.
 
         The cache salt is the version at dispatch: prefixes computed with other weights are never reused.
         """
         env = self.envs[group.env]
-        sampling = dict(self.sampling[group.env])
-        if self.deterministic:
-            sampling["seed"] = derive(self.seed, "rollout", group.env, group.draw, sample)
-        if not group.frozen:
-            sampling["cache_salt"] = str(group.version)
         work = work_of(group, sample)
         with self.recorder.episode(work) as on_delta:
             episode = await env.run(
                 env.task(group.task),
                 self._clients[group.env],
                 self._models[group.env],
-                vf.SamplingConfig(**sampling),
+                self._sampling(group, sample),
                 on_delta,
             )
         note_empty(episode)

@@ -25,7 +25,9 @@ def samples_of(trace: vf.Trace, name: str, env: str, temperature: float, seq_len
     branches = trainable_branches(trace)
     for number, branch in enumerate(branches):
         tokens = _Tokens(branch.nodes, seq_len)
-        fresh = tokens.joined(np.full(len(node.token_ids), id(node) not in trained) for node in branch.nodes)
+        fresh = np.ones(tokens.count, bool)
+        if trained:
+            fresh = tokens.joined(np.full(len(node.token_ids), id(node) not in trained) for node in branch.nodes)
         fresh[0] = False
         mask = tokens.joined(tokens.flags) & fresh
         weights = {stream: branch.loss_weights(stream) for stream in STREAMS}
@@ -56,6 +58,7 @@ class _Tokens:
     def __init__(self, nodes: Sequence[vf.MessageNode], seq_len: int):
         self.nodes, self.seq_len = nodes, seq_len
         self.flags = [_flags(node.mask) for node in nodes]
+        self.count = min(seq_len, sum(map(len, self.flags)))
 
     def joined(self, parts: Iterable[np.ndarray]) -> np.ndarray:
         return np.concatenate(list(parts))[: self.seq_len]
@@ -79,10 +82,15 @@ def _flags(values: list[bool]) -> np.ndarray:
 
 def _spread(flags: np.ndarray, values: list[float] | None) -> np.ndarray:
     spread = np.zeros(len(flags), np.float32)
-    if values:
-        at = np.flatnonzero(flags)[: len(values)]
+    if values and flags.any():
+        first = int(flags.argmax())
+        if flags[first:].all():  # nearly always: a slice is filled several times as fast
+            at, values = slice(first, first + len(values)), values[: len(flags) - first]
+        else:
+            at = np.flatnonzero(flags)[: len(values)]
+            values = values[: len(at)]
         one = values[0] != 0 and values.count(values[0]) == len(values)  # an advantage: no need to convert each
-        spread[at] = values[0] if one else _float32(values[: len(at)])
+        spread[at] = values[0] if one else _float32(values)
     return spread
 
 

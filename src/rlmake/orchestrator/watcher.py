@@ -11,7 +11,7 @@ from rlmake.core.errors import RunFailed
 from rlmake.orchestrator.engines import Engines
 from rlmake.transport import WeightReceiver
 
-POLL_SECONDS, WARN_SECONDS = 0.005, 60.0
+OFFER_POLL_SECONDS, POLL_SECONDS, WARN_SECONDS = 0.02, 0.005, 60.0
 
 
 class Watcher:
@@ -47,7 +47,7 @@ class Watcher:
                     f"waiting for weights beyond v{self.version} from the trainer since {now - waiting:.0f} s"
                 )
                 warned = now
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(OFFER_POLL_SECONDS)
         offered = time.monotonic()
         await self.on_pending(version)
         record = self.receiver.record(version)
