@@ -68,7 +68,8 @@ def test_zero_and_tiny_blocks(kernels):
 @pytest.mark.skipif(fp8._kernels is None, reason="installed without a C compiler")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_both_kernels_give_the_same_bytes(dtype):
-    """Of every bf16 number, in blocks of many scales; of fp32 of every exponent, ties among them; of views."""
+    """Of every bf16 number, in blocks of many scales; of fp32 of every exponent, ties among them; of views, and of
+    tensors at odd addresses."""
     torch.manual_seed(0)
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     every = every[every.isfinite()].view(-1, 120)
@@ -77,8 +78,11 @@ def test_both_kernels_give_the_same_bytes(dtype):
     some = torch.where(some.isfinite() & (some.abs() < 3e38), some, 0)
     for weight in (every, every[torch.randperm(len(every))], some, some.sort().values, some.sort(0).values):
         for block in (128, 64, 100, 1, 1500):
-            for part in (weight, weight[3:, 5:], weight.t()):
-                found, expected = fp8.quantize_block(part.to(dtype), block), fp8.quantize_torch(part.to(dtype), block)
+            weight = weight.to(dtype)
+            odd = bytearray(b"x" + weight.contiguous().view(torch.uint8).numpy().tobytes())
+            odd = torch.frombuffer(odd, dtype=dtype, offset=1).view(weight.shape)
+            for part in (weight, weight[3:, 5:], weight.t(), odd):
+                found, expected = fp8.quantize_block(part, block), fp8.quantize_torch(part, block)
                 assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
                 assert torch.equal(found[1], expected[1])
     (_, piece), *rest = writer.checked("w", some, torch.bfloat16)

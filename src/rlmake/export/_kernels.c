@@ -14,6 +14,15 @@
 #define CLONES
 #endif
 
+/* In a checkpoint that is mapped a tensor may lie at any address. */
+#if defined(__GNUC__)
+typedef uint32_t __attribute__((aligned(1), may_alias)) any32;
+typedef uint16_t __attribute__((aligned(1), may_alias)) any16;
+#else
+typedef uint32_t any32;
+typedef uint16_t any16;
+#endif
+
 static inline uint32_t bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 static inline float number(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
@@ -44,7 +53,7 @@ CLONES static void side_by_side(const void *weight, Py_ssize_t stride, Py_ssize_
             Py_ssize_t left = b * block, right = left + block < cols ? left + block : cols;
             uint32_t largest = bits(scale[b]); /* magnitudes order as integers, NaN above infinity */
             if (buffer) {
-                const uint32_t *in = (const uint32_t *)weight + r * stride;
+                const any32 *in = (const any32 *)weight + r * stride;
                 uint16_t *out = buffer + r * cols;
                 for (Py_ssize_t c = left; c < right; c++) {
                     uint32_t u = rounded(in[c]), magnitude = u & 0x7fffffff;
@@ -52,7 +61,7 @@ CLONES static void side_by_side(const void *weight, Py_ssize_t stride, Py_ssize_
                     largest = magnitude > largest ? magnitude : largest;
                 }
             } else {
-                const uint16_t *in = (const uint16_t *)weight + r * stride;
+                const any16 *in = (const any16 *)weight + r * stride;
                 uint16_t most = (uint16_t)(largest >> 16);
                 for (Py_ssize_t c = left; c < right; c++) {
                     uint16_t magnitude = in[c] & 0x7fff;
@@ -67,7 +76,7 @@ CLONES static void side_by_side(const void *weight, Py_ssize_t stride, Py_ssize_
         if (scale[b] < 1e-12f) scale[b] = 1e-12f;
     }
     for (Py_ssize_t r = 0; r < rows; r++) {
-        const uint16_t *in = buffer ? buffer + r * cols : (const uint16_t *)weight + r * stride;
+        const any16 *in = buffer ? (const any16 *)(buffer + r * cols) : (const any16 *)weight + r * stride;
         for (Py_ssize_t b = 0; b < count; b++) {
             Py_ssize_t left = b * block, right = left + block < cols ? left + block : cols;
             float factor = scale[b];
@@ -98,7 +107,7 @@ static PyObject *quantize(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-CLONES static uint32_t to_bf16(const uint32_t *restrict in, Py_ssize_t count, uint16_t *restrict out) {
+CLONES static uint32_t to_bf16(const any32 *restrict in, Py_ssize_t count, uint16_t *restrict out) {
     uint32_t largest = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         uint32_t u = rounded(in[i]), magnitude = u & 0x7fffffff;
@@ -114,7 +123,7 @@ static PyObject *round_to_bf16(PyObject *module, PyObject *arguments) {
     uint32_t largest;
     if (!PyArg_ParseTuple(arguments, "nnn", &in, &count, &out)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    largest = to_bf16((const uint32_t *)in, count, (uint16_t *)out);
+    largest = to_bf16((const any32 *)in, count, (uint16_t *)out);
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(largest < 0x7f800000);
 }
