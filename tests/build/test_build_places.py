@@ -185,6 +185,11 @@ def test_a_misspelt_column_is_refused_when_it_is_planned(project):
         "error: experiments/t/sft.toml: data.name: rows.jsonl: row 1: expected a conversation in 'messages', or "
         "'prompt' and 'completion'; it has 'prompt', 'completon', 'target'"
     )
+    more = (project.root / "experiments/t/data.toml").read_text().replace("rows.jsonl", data).replace("targt", "prompt")
+    project.write("t/more.toml", more.replace('= "target"', '= "question"'))  # of the rows of a data set
+    project.edit("evals/held.toml", data, "outputs/t/more/data/train.jsonl")
+    assert any("it has 'question', 'completon', 'target'" in line for line in project.refused("all"))
+    project.edit("evals/held.toml", "outputs/t/more/data/train.jsonl", data)
     project.edit("t/sft.toml", "data.name =", 'data.columns.completion = "completon"\ndata.name =')
     assert project.plan("outputs/t/rl/weights")["train"] == 2
     (project.root / "own.jsonl").write_text('{"prompt": "a"}')

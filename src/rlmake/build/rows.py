@@ -50,7 +50,7 @@ class FirstRows:
         return self._seen[known]
 
     def _look(self, path: str, expected: str, either: tuple[tuple[str, ...], ...]) -> str | None:
-        file, renamed = self._place(path) if names.is_output(path) else (Path(path), {})
+        file, renamed = self._place(path) if names.is_output(path) else (Path(path), [])
         if file is None or file.suffix != ".jsonl":
             return None
         try:
@@ -63,26 +63,28 @@ class FirstRows:
             row = jsonl.parsed(where, line, expected) if number else {}
         except ValueError as error:
             return str(error)
-        row = {renamed.get(name, name): value for name, value in row.items()}
+        for columns in renamed:
+            row = {columns.get(name, name): value for name, value in row.items()}
         if any(all(row.get(name) is not None for name in columns) for columns in either):
             return None
         return f"{where}: expected {expected}; it has {', '.join(map(repr, row)) or 'nothing'}" if number else None
 
-    def _place(self, path: str) -> tuple[Path | None, dict[str, str]]:
-        """The file that stands for one of a target, and how its columns are called there."""
+    def _place(self, path: str) -> tuple[Path | None, list[dict[str, str]]]:
+        """The file that stands for one of a target, and how its columns are renamed, one time after the other."""
         try:
             target = self.registry.target(path)
             work, artefact = self.registry.work(target.run), self.registry.artefact(target)
         except (ConfigError, UserError):
-            return None, {}
+            return None, []
         if target.kind != "data":
-            return None, {}
+            return None, []
         if store.finished(artefact):
-            return artefact.path / target.rest, {}
+            return artefact.path / target.rest, []
         source, split = work.config["source"], target.rest.removesuffix(".jsonl")
         files = source["paths"].get(split, []) if source["type"] == "file" else []
-        files = [files] if isinstance(files, str) else files
-        return (Path(files[0]) if files else None), work.config["columns"]
+        first = files if isinstance(files, str) else next(iter(files), "")
+        file, renamed = self._place(first) if names.is_output(first) else (Path(first), [])
+        return file, [*renamed, work.config["columns"]]
 
 
 def _sources(config: Table) -> Iterator[tuple[str, Table]]:
