@@ -174,6 +174,7 @@ def test_tensors_of_every_type_and_layout_are_read_as_they_were_saved(tmp_path, 
     assert source.tensors == {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in saved.items()}
     for name, tensor in source.load(list(saved)).items():
         assert tensor.dtype == saved[name].dtype and tensor.tolist() == saved[name].tolist(), name
+    assert source._mapped("float32") is not None and source._mapped("turned") is None  # not copied where it can be
 
 
 def test_a_damaged_checkpoint_is_refused_before_it_is_read(tmp_path, base):

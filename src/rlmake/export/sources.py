@@ -13,10 +13,8 @@ The trainer half carries `model.json`, all that an export needs beside the tenso
 import io
 import json
 import mmap
-import struct
 import threading
 import warnings
-import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -117,17 +115,14 @@ class CheckpointSource:
         if place is None or getattr(place, "transform_descriptors", None):
             return None
         data = self._file(place.relative_path)
-        piece = _View(data, place.offset, place.length)
-        with zipfile.ZipFile(piece) as archive:  # as `torch.save` writes it; nothing is compressed
-            records = [entry for entry in archive.infolist() if entry.filename.rpartition("/")[0].endswith("/data")]
-        piece.seek(0)
-        saved = torch.load(piece, map_location="meta", weights_only=True)
-        if len(records) != 1 or records[0].file_size != spec.nbytes or records[0].compress_type != zipfile.ZIP_STORED:
+        saved = torch.load(_View(data, place.offset, place.length), map_location="meta", weights_only=True)
+        storage = saved.untyped_storage()
+        offset = getattr(storage, "_checkpoint_offset", None)  # of what `torch.save` wrote; nothing is compressed
+        if offset is None or storage.nbytes() != spec.nbytes or not saved.is_contiguous():
             return None
-        if (saved.dtype, tuple(saved.shape)) != (spec.dtype, spec.shape) or not saved.is_contiguous():
+        if (saved.dtype, tuple(saved.shape)) != (spec.dtype, spec.shape):
             return None
-        header = place.offset + records[0].header_offset
-        start = header + 30 + sum(struct.unpack_from("<HH", data, header + 26))  # behind name and extra field
+        start = place.offset + offset
         return torch.frombuffer(data, dtype=spec.dtype, count=spec.numel, offset=start).view(spec.shape)
 
     def _file(self, name: str) -> mmap.mmap:
