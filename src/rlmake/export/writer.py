@@ -81,12 +81,12 @@ def write_model(
     weight_map: dict[str, str] = {}
     total = parameters = 0
     under_way: deque[tuple[Shard, list[Future]]] = deque()
-    with ExitStack() as files, _workers() as pool:
+    with ExitStack() as opened, _workers() as pool:
         for file, names in shards.items():
             specs = {out: spec for name in names for out, spec in outputs[name].items()}
             if not specs:
                 continue
-            shard = files.enter_context(closing(Shard(folder / file, specs)))
+            shard = opened.enter_context(closing(Shard(folder / file, specs)))
             under_way.append(
                 (shard, [pool.submit(_convert, source, group, make, shard) for group in groups(source, names)])
             )
