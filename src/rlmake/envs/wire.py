@@ -1,10 +1,10 @@
 """verifiers' env client, for many episodes at once: little work per episode, hardly any of it on the event loop.
 
 Same frames as `verifiers.v1.serve.EnvClient`, in whose place it stands. The socket is read when the loop sees its file
-descriptor, and while it is busy a hundred times a second, some frames a turn; deltas are decoded by msgspec, before the
-end only when somebody watches; an episode is put together in a thread; an agent's configuration, equal in all episodes
-of a source, is validated once. And a server that has gone away, or was started anew, costs the episodes that it had and
-is not waited for without end.
+descriptor, and while it is busy at times, some frames a turn; deltas are decoded by msgspec, before the end only when
+somebody watches; an episode is put together in a thread; an agent's configuration, equal in all episodes of a source,
+is validated once. And a server that has gone away, or was started anew, costs the episodes that it had and is not
+waited for without end.
 """
 
 import asyncio
@@ -30,7 +30,9 @@ START_POLL_SECONDS = 0.25
 LINGER_MS = 500
 CONFIGS = 64  # kept as they travel
 FRAMES = 64  # read in one turn of the event loop; each may end an episode, which is work in the turn that follows
-GATHER_SECONDS = 0.01  # between two looks at a busy socket: a turn of the event loop costs more than reading a frame
+# Between two looks at a busy socket: a turn of the event loop costs more than reading a frame, and with many episodes in
+# flight the end of one can wait a little for the next.
+GATHER_SECONDS, GATHER_AT_MOST = 0.0001, 0.03  # for each request that is open; together
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -131,7 +133,7 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._socket.send_multipart(frames, zmq.NOBLOCK)  # never full: there is no high-water mark
         # The descriptor tells of changes only, and sending may have seen one.
-        self._look(GATHER_SECONDS)
+        self._look(self._pause())
 
     def _look(self, delay: float) -> None:
         """Receive after `delay` seconds, once however often it is asked for; until then nobody watches the socket."""
@@ -139,6 +141,9 @@ class Wire:
             self._looking = True
             self._loop.remove_reader(self._socket.fileno())
             self._loop.call_later(delay, self._receive)
+
+    def _pause(self) -> float:
+        return min(GATHER_AT_MOST, GATHER_SECONDS * len(self._pending))
 
     def _receive(self) -> None:
         """What has arrived, `FRAMES` now and the rest in later turns. A frame that makes no sense is told and left."""
@@ -150,7 +155,7 @@ class Wire:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 if count:
-                    self._look(GATHER_SECONDS)
+                    self._look(self._pause())
                 else:  # idle
                     self._loop.add_reader(self._socket.fileno(), self._receive)
                 return
