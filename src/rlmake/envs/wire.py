@@ -30,8 +30,8 @@ START_POLL_SECONDS = 0.25
 LINGER_MS = 500
 CONFIGS = 64  # kept as they travel
 FRAMES = 64  # read in one turn of the event loop; each may end an episode, which is work in the turn that follows
-# Between two looks at a busy socket: a turn of the event loop costs more than reading a frame, and with many episodes in
-# flight the end of one can wait a little for the next.
+# Between two looks at a busy socket: a turn of the event loop costs more than reading a frame, and with many episodes
+# in flight the end of one can wait a little for the next.
 GATHER_SECONDS, GATHER_AT_MOST = 0.0001, 0.03  # for each request that is open; together
 
 _pack = msgspec.msgpack.Encoder().encode
