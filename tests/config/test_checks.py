@@ -77,7 +77,11 @@ RL = [
     ({"orchestrator__concurrency": {"min_inflight": 9, "max_inflight": 8}}, "orchestrator.concurrency.min_inflight: must be ≤ max_inflight = 8, not 9"),
     ({"orchestrator__concurrency": {"initial_inflight": 9, "max_inflight": 8}}, "orchestrator.concurrency.initial_inflight: must be ≤"),
     ({"orchestrator__max_off_policy_steps": -1}, "orchestrator.max_off_policy_steps: must be ≥ 0, not -1"),
+    ({"orchestrator__lag": 9}, "orchestrator.lag: 9 is beyond max_off_policy_steps = 8: every rollout would be too old to train"),
     # sources
+    *(({"orchestrator__train__source": [source(serve={"address": address})]},
+       f"orchestrator.train.source.0.serve.address: expected an address like tcp://node7:5005, not '{address}'")
+      for address in ("node7:5005", "tcp://node7", "tcp://:5005", "tcp://*:5005", "tcp://node7:99999", "ipc://", "")),
     ({"orchestrator__train__source": []}, "orchestrator.train.source: needs at least one source"),
     ({"orchestrator__train__source": [{"name": "x", "env": {}}]}, "orchestrator.train.source.0.env.taskset.id: is needed"),
     ({"orchestrator__train__source": [{"name": "x"}]}, "orchestrator.train.source.0.env: is needed"),
@@ -113,6 +117,9 @@ RL = [
     ({"orchestrator__train__algo": {"type": "rae", "decay": 1.0}}, "orchestrator.train.algo.decay: must be < 1, not 1.0"),
     ({"orchestrator__train__algo": {"type": "hierarchical_grpo", "episode_agents": []}}, "orchestrator.train.algo.episode_agents: needs at least 1"),
     ({"orchestrator__train__algo": {"type": "echo", "roles": {"tool": {"alpha": 0}}}}, "orchestrator.train.algo.roles.tool.alpha: must be > 0"),
+    ({"orchestrator__train__algo": {"type": "echo", "roles": {"tol": {"alpha": 1}}}},
+     "orchestrator.train.algo.roles.tol: expected 'system', 'user', 'assistant', 'tool', not 'tol'; did you mean 'tool'?"),
+    ({"orchestrator__train__algo": {"type": "opsd", "template": "{demo}"}}, "orchestrator.train.algo.template: has no place for the demonstration"),
     ({"orchestrator__train__sampling": {"temperature": 0}}, "orchestrator.train.sampling.temperature: must be > 0, not 0"),
     ({"trainer": {"loss": {"type": "custom"}}}, "trainer.loss.import_path: is needed"),
     ({"trainer": {"loss": {"type": "icepop", "ratio_low": 6}}}, "trainer.loss.ratio_low: must be below ratio_high = 5.0"),

@@ -129,11 +129,15 @@ async def test_garbage_on_the_wire_harms_nobody(session, server):
 
 @pytest.mark.parametrize(
     "taskset, said",
-    [("no-such-taskset", "no_such_taskset"), ("breaks-on-import", "RuntimeError: no weather today (")],
+    [
+        ({"id": "no-such-taskset"}, "no_such_taskset"),
+        ({"id": "breaks-on-import"}, "RuntimeError: no weather today ("),
+        ({"id": "reverse-text", "pth": "x"}, "env.taskset.path: is needed; env.taskset.pth: unknown key"),
+    ],
 )
 async def test_an_environment_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_path, taskset, said):
     (tmp_path / "breaks_on_import.py").write_text("raise RuntimeError('no weather today')\n")
-    made = start(tmp_path, env={"taskset": {"id": taskset}})
+    made = start(tmp_path, env={"taskset": taskset})
     assert made.process.wait(120) == 1
     text = made.log.read_text()
     assert said in text

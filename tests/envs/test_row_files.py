@@ -39,6 +39,8 @@ def test_good_rows_and_tasksets_of_others(tmp_path):
     assert jsonl.fault_of_first({"id": "reverse-text", "path": str(path)}) is None, "the first one alone"
     assert jsonl.fault_of_first({"id": "my-own", "path": str(path)}) is None
     assert jsonl.fault_of_first({"id": "kuhn-poker"}) is None
+    assert "in 'turns' a line, not 3" in jsonl.fault_of_first({"id": "alphabet-sort", "path": 3})
+    assert jsonl.fault_of_first({"id": "phone-book", "pth": str(path)}).endswith("not null")
 
 
 def test_looking_loads_neither_verifiers_nor_torch():

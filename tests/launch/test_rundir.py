@@ -249,6 +249,36 @@ def test_a_file_that_built_data_does_not_have(tmp_path, monkeypatch):
     check_inputs(config, [])
 
 
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"loss": "nope.mod.fn"}, "trainer.loss.import_path: 'nope.mod.fn': no module 'nope'"),
+        ({"loss": "nope.py:fn"}, "trainer.loss.import_path: no file nope.py"),
+        ({"taskset": "reverse-txt"}, "env.taskset.id: taskset 'reverse-txt': no module 'reverse_txt'"),
+        ({"taskset": "reverse-txt"}, "did you mean 'reverse-text'?"),
+        ({"taskset": "owner/my-own@1"}, None),
+        ({"loss": "my_own.fn", "taskset": "my-own"}, None),
+    ],
+)
+def test_code_that_is_not_there_is_said_before_anything_starts(tmp_path, monkeypatch, changes, said):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "my_own.py", "")
+    sources = [{"name": "one", "env": {"taskset": {"id": changes.get("taskset", "reverse-text")}}}]
+    table = {
+        "model": {"name": "a/b"},
+        "deployment": {"num_train_gpus": 0, "num_infer_gpus": 0},
+        "orchestrator": {"renderer": {"name": "qwen3"}, "train": {"source": sources}},
+        "trainer": {"loss": {"type": "custom", "import_path": changes.get("loss", "rlmake.models.chatml.x")}},
+    }
+    config = parse(RLConfig, {**table, "inference": {}})
+    if said is None:
+        check_inputs(config, [], built=False)
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_inputs(config, [], built=False)
+    assert said in str(refused.value)
+
+
 def test_rows_that_an_environment_cannot_read_are_said_before_anything_starts(tmp_path):
     source = {
         "env": {"taskset": {"id": "reverse-text", "path": str(make(tmp_path / "rows.jsonl", '{"messages": []}'))}}

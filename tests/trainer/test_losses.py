@@ -226,7 +226,7 @@ def test_a_custom_loss_sees_one_sequence_at_a_time(tmp_path):
         "from rlmake.trainer.losses import LossOutputs\n"
         "def loss(inputs, scale):\n"
         "    value = (inputs.trainer_logprobs * inputs.loss_mask).sum() ** 2 * scale\n"
-        "    return LossOutputs(value, {'squares': value.detach()})\n"
+        "    return LossOutputs(value, {'squares': value.detach(), 'scale': scale})\n"
     )
     pi, streams = example()
     rl, token_wise = losses.build(CustomLossConfig(import_path=f"{file}:loss", kwargs={"scale": 2.0}))
@@ -236,7 +236,42 @@ def test_a_custom_loss_sees_one_sequence_at_a_time(tmp_path):
     parts = (pi.detach() * streams.loss_mask).split(streams.sequences)
     wanted = [2.0 * part.sum().item() ** 2 for part in parts]
     assert outputs.sums[0].item() == pytest.approx(sum(wanted), rel=1e-5)
+    assert outputs.scalars["scale"].item() == 2.0
     assert outputs.scalars["squares"].item() == pytest.approx(sum(wanted) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("return inputs.advantages", "gave a Tensor of shape"),
+        ("return LossOutputs(inputs.trainer_logprobs)", "gave a LossOutputs of shape"),
+        ("return None", "gave a NoneType"),
+        ("return LossOutputs(0.0)", "gave a LossOutputs"),
+    ],
+)
+def test_what_a_custom_loss_must_return(tmp_path, body, said):
+    file = tmp_path / "own.py"
+    file.write_text(f"from rlmake.trainer.losses import LossOutputs\ndef loss(inputs):\n    {body}\n")
+    rl, token_wise = losses.build(CustomLossConfig(import_path=f"{file}:loss"))
+    pi, streams = example()
+    with pytest.raises(UserError, match=f"own.py:loss' must return LossOutputs .*{said}"):
+        losses.compute(pi, streams, streams.counts(), rl, token_wise)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("def loss(inputs): pass", "cannot be called with one argument, scale: got an unexpected keyword argument"),
+        ("def loss(scale): pass", "cannot be called with one argument, scale: multiple values"),
+        ("def loss(:", "cannot import '.*own.py:loss': SyntaxError"),
+        ("1 / 0", r"ZeroDivisionError: division by zero \(.*own.py:1\)"),
+        ("loss = 3", "is not a function"),
+    ],
+)
+def test_a_custom_loss_that_cannot_be_called_is_one_line(tmp_path, text, said):
+    (tmp_path / "own.py").write_text(text + "\n")
+    with pytest.raises(UserError, match=f"trainer.loss.import_path: .*{said}"):
+        losses.build(CustomLossConfig(import_path=f"{tmp_path}/own.py:loss", kwargs={"scale": 1.0}))
 
 
 @pytest.mark.parametrize("path", ["no.such.module.f", "rlmake.trainer.losses.no_such", "nowhere.py:f", "plain"])

@@ -16,7 +16,9 @@ class Echo(GRPO):
 
     def __init__(self, config: Any, context: Any):
         super().__init__(config, context)
-        self.keep = import_function(config.filter.import_path, "algo.filter.import_path") if config.filter else None
+        self.keep = None
+        if config.filter:
+            self.keep = import_function(config.filter.import_path, "algo.filter.import_path", config.filter.kwargs)
 
     async def score_group(self, episodes: Sequence[vf.Episode]) -> None:
         await super().score_group(episodes)
@@ -28,7 +30,7 @@ class Echo(GRPO):
     def _keep_masks(self, trace: vf.Trace) -> list[list[bool]] | None:
         if self.keep is None:
             return None
-        masks, branches = self.keep(trace, **self.config.filter.kwargs), trainable_branches(trace)
+        masks, branches = self.keep(trace), trainable_branches(trace)
         sizes, expected = [len(mask) for mask in masks], [len(branch.token_ids) for branch in branches]
         if sizes != expected:
             path = self.config.filter.import_path

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlmake.core.errors import UserError
+from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import canonical, hash_bytes, hash_file, write_json
 
 # Code that ships. Raise a number when the same configuration gives another result than before.
@@ -88,11 +88,26 @@ def of_taskset(name: str, cache: ContentCache) -> str:
     """
     if name in TASKSETS:
         return f"rlmake:{TASKSETS[name]}"
-    leaf = name.rpartition("/")[2].partition("@")[0].replace("-", "_")
-    own = _find("verifiers")
-    if own and any((own / "v1" / "tasksets" / candidate).exists() for candidate in (leaf, f"{leaf}.py")):
+    if _of_verifiers(name):
         return f"verifiers:{importlib.metadata.version('verifiers')}"
-    return of_module(leaf, cache, f"taskset '{name}'")
+    return of_module(_leaf(name), cache, f"taskset '{name}'")
+
+
+def fault_of_taskset(name: str) -> str | None:
+    """Why there is no such taskset; None where there is one. Nothing is imported."""
+    if name in TASKSETS or _of_verifiers(name) or _find(_leaf(name)) is not None:
+        return None
+    return f"taskset '{name}': {_no_module(_leaf(name))}{nearest(name, TASKSETS)}"
+
+
+def _leaf(name: str) -> str:
+    """The module of a taskset's id `owner/name@version`."""
+    return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
+
+
+def _of_verifiers(name: str) -> bool:
+    own, leaf = _find("verifiers"), _leaf(name)
+    return bool(own) and any((own / "v1" / "tasksets" / one).exists() for one in (leaf, f"{leaf}.py"))
 
 
 def of_import(path: str, cache: ContentCache) -> str:
@@ -107,11 +122,24 @@ def of_import(path: str, cache: ContentCache) -> str:
     return of_module(path.partition(".")[0], cache, f"'{path}'")
 
 
+def fault_of_import(path: str) -> str | None:
+    """Why there is no code of this name (see `of_import`), as far as it can be seen without importing it."""
+    file, _, _ = path.partition(":")
+    if file.endswith(".py"):
+        return None if Path(file).is_file() else f"no file {file}"
+    top = path.partition(".")[0]
+    return None if _find(top) is not None else f"'{path}': {_no_module(top)}"
+
+
+def _no_module(name: str) -> str:
+    return f"no module '{name}' in the project or among the installed packages"
+
+
 def of_module(name: str, cache: ContentCache, what: str) -> str:
     """Revision of a module: content of its files in the project, version of its distribution where installed."""
     found = _find(name)
     if found is None:
-        raise UserError(f"{what}: no module '{name}' in the project or among the installed packages")
+        raise UserError(f"{what}: {_no_module(name)}")
     if not _installed(found):
         return f"content:{cache.tree(found)}"
     distribution = importlib.metadata.packages_distributions().get(name, [None])[0]

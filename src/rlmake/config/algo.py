@@ -105,7 +105,7 @@ class EchoConfig(_Algo):
     length_penalty: LengthPenalty | None = semantic(None, "Penalty on length.")
     length_weighted_baseline: bool = semantic(False, "Weight the baseline by trainable tokens.")
     loss_aggregation: Literal["token", "prompt"] = semantic("token", "Weigh every token alike, or every group alike.")
-    roles: dict[str, EchoRole] = semantic(
+    roles: dict[Literal["system", "user", "assistant", "tool"], EchoRole] = semantic(
         lambda: {"tool": EchoRole(alpha=0.1)}, "Weight by role; giving any role replaces the table."
     )
     filter: CustomFunction | None = semantic(None, "Narrows which observation tokens train.")
@@ -130,6 +130,12 @@ class OPSDConfig(_Algo):
         "System message that shows the demonstration.",
     )
     renderer: RendererConfig = group(RendererConfig(), "Renderer of the hint.")
+
+    @model_validator(mode="after")
+    def _shows_it(self):
+        if "{demonstration}" not in self.template:
+            raise Refused(("template", "has no place for the demonstration: write {demonstration} where it belongs"))
+        return self
 
 
 class SFTAlgoConfig(_Algo):

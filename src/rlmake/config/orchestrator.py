@@ -173,6 +173,9 @@ class OrchestratorConfig(Config):
         elif self.batch_size is not None:
             bad = [size for size in sorted(set(sizes.values())) if self.batch_size % size]
             faults += [("batch_size", f"{self.batch_size} is not a multiple of group_size = {size}") for size in bad]
+        if self.deterministic and self.lag > self.max_off_policy_steps:
+            bound = f"max_off_policy_steps = {self.max_off_policy_steps}"
+            faults.append(("lag", f"{self.lag} is beyond {bound}: every rollout would be too old to train"))
         largest = max(sizes.values())
         for key in ("max_inflight", "initial_inflight"):
             value = getattr(self.concurrency, key)

@@ -25,6 +25,16 @@ def require_url(key: str, url: str | None) -> None:
         raise Refused((key, f"expected a URL like http://127.0.0.1:8000/v1, not '{url}'"))
 
 
+def require_address(key: str, address: str | None) -> None:
+    """Refuse what no socket could connect to; None is somebody else's to judge."""
+    if address is None or (address.startswith("ipc://") and len(address) > 6):
+        return
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    number = int(port) if port.isascii() and port.isdigit() else 0
+    if not address.startswith("tcp://") or host in ("", "*", "0.0.0.0") or not 0 < number < 65536:
+        raise Refused((key, f"expected an address like tcp://node7:5005, not '{address}'"))
+
+
 def require_step(key: str, folder: str | None) -> None:
     """Refuse what is no checkpoint's folder `…/step_<n>`."""
     prefix, _, number = (folder or "step_1").rstrip("/").rpartition("/")[2].partition("_")

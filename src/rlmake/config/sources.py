@@ -8,7 +8,7 @@ from rlmake.config.algo import Algo
 from rlmake.config.curriculum import CurriculumConfig
 from rlmake.config.fields import Config, group, runtime, semantic
 from rlmake.config.names import fault_of_segment
-from rlmake.config.refused import Refused
+from rlmake.config.refused import Refused, require_address
 from rlmake.config.sampling import EvalSamplingConfig, TrainSamplingConfig
 from rlmake.core.errors import nearest
 
@@ -26,6 +26,11 @@ class ServeConfig(Config):
     )
     worker_timeout: float = runtime(120.0, "Seconds without an answer after which a worker hangs: replaced.", gt=0)
     worker_max_memory: float | None = runtime(None, "GiB beyond which a worker is replaced.", gt=0)
+
+    @model_validator(mode="after")
+    def _address(self):
+        require_address("address", self.address)
+        return self
 
 
 class _Source(Config):

@@ -63,8 +63,10 @@ def tasks(path: Path, data: Any, taskset: str, **common: Any) -> Iterator[Any]:
 def fault_of_first(taskset: Mapping[str, Any]) -> str | None:
     """What is wrong with the first row of an environment's `taskset` table, where its columns are known here."""
     columns, path = COLUMNS.get(taskset["id"]), taskset.get("path")
-    if columns is None or not isinstance(path, str):
+    if columns is None:
         return None
+    if not isinstance(path, str):
+        return f"expected the path of a file with {columns.expected} a line, not {json.dumps(path, default=str)}"
     try:
         for where, row in read(Path(path), columns.expected):
             columns.of(where, row)

@@ -14,6 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rlmake.envs.seeds import own_seeds
 from rlmake.envs.startup import light_tokenizers
 
@@ -75,11 +77,21 @@ def resolve(env: dict[str, Any]) -> Any:
 
 def reason(error: Exception) -> str:
     """Why an environment cannot be loaded, in one line; where its own code failed, with the place."""
+    if isinstance(error, ValidationError):
+        return "; ".join(map(_refused, error.errors(include_url=False, include_context=False)))
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, ValueError | TypeError | AttributeError | ImportError | OSError) and text:
         return text
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {text} ({frame.filename}:{frame.lineno})"
+
+
+def _refused(fault: dict[str, Any]) -> str:
+    """A key of the `env` table and what is wrong with it."""
+    words = {"extra_forbidden": "unknown key", "missing": "is needed"}
+    shown = "" if fault["type"] in words or isinstance(fault["input"], dict) else f", not {fault['input']!r}"
+    what = words.get(fault["type"], fault["msg"].removeprefix("Value error, "))
+    return f"env.{'.'.join(map(str, fault['loc']))}: {what}{shown}"
 
 
 def _harness(taskset: str) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlmake.build import local, names
+from rlmake.build import edges, local, names, revisions
 from rlmake.config import dump
 from rlmake.config.fields import Config
 from rlmake.core import jsonl
@@ -20,7 +20,9 @@ def check_inputs(cfg: Config, files: Sequence[Path], built: bool = True) -> None
     texts = [(key, value) for key, value in local.strings(dump(cfg)) if not key.startswith(("run.", "output_dir"))]
     gone = (one for one in texts if built and names.is_output(one[1]) and not Path(one[1]).exists())
     faults = [Fault(_not_there(value), key, where) for value, key in local.shortest(gone).items()]
-    wrong = local.shortest((key, fault) for key, value in texts if (fault := local.fault(key, value)))
+    wrong = local.shortest(
+        (key, fault) for key, value in texts if (fault := local.fault(key, value) or _code(key, value))
+    )
     faults += [Fault(fault, key, where) for fault, key in wrong.items()]
     if faults:
         raise ConfigError(faults)
@@ -37,6 +39,13 @@ def check_rows(*sources: tuple[str, Iterable[Any]]) -> None:
     ]
     if faults:
         raise ConfigError(faults)
+
+
+def _code(key: str, value: str) -> str | None:
+    """Why code of the user's, or a taskset, is not there; None where it is, or where `value` names none."""
+    if edges.CODE.fullmatch(key):
+        return revisions.fault_of_import(value)
+    return revisions.fault_of_taskset(value) if edges.TASKSET.fullmatch(f".{key}") else None
 
 
 def _not_there(value: str) -> str:

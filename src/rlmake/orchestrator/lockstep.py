@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rlmake.core.errors import UserError
 from rlmake.inference.concurrency import Controller
 from rlmake.orchestrator.accounts import Accounts
 from rlmake.orchestrator.cut import Silence, cut_batch
@@ -35,11 +34,6 @@ class LockStep:
         accounts: Accounts,
         controller: Controller,
     ):
-        if config.lag > config.max_off_policy_steps:
-            raise UserError(
-                f"orchestrator.lag = {config.lag} is beyond max_off_policy_steps = {config.max_off_policy_steps}: "
-                "every rollout would be too old to train"
-            )
         self.config, self.sources, self.rollouts, self.groups = config, sources, rollouts, groups
         self.queue, self.watcher, self.accounts, self.controller = queue, watcher, accounts, controller
         self.lag = config.lag
