@@ -6,6 +6,7 @@ import pytest
 import verifiers.v1 as vf
 
 from rlmake.core.errors import RunFailed
+from rlmake.orchestrator import cut
 from rlmake.orchestrator.cut import FATAL, Silence
 from rlmake.orchestrator.records import Group
 
@@ -28,15 +29,20 @@ def test_failures_alone_end_the_run_with_their_reason(warnings):
         silence.note(group(False, False, message="another"), 0)
     line = str(failed.value)
     assert "the last 12 rollouts all failed, 10 of them with: ModelError: prompt of 40 tokens, limit 16" in line
-    assert "\n" not in line and len(warnings) == FATAL - 1
+    assert "\n" not in line and len(warnings) == 1, "not with each batch's worth"
 
 
-def test_one_that_ends_well_starts_the_count_anew(warnings):
+def test_one_that_ends_well_starts_the_count_anew(warnings, monkeypatch):
+    monkeypatch.setattr(cut, "REPEAT_SECONDS", 0.0)
     silence = Silence(CONFIG)
     for _ in range(5 * FATAL):
         silence.note(group(False, False), 0)
         silence.note(group(True, False), 0)  # equal rewards, say: silent, not hopeless
-    assert warnings
+    rejected = group(True, True, False, True)
+    rejected.rejected = True
+    silence.note(rejected, 0)
+    last = "the last 64 rollouts gave nothing to train on: 46 failed, 3 were rejected by a gate, 15 have no signal"
+    assert last in warnings[-1]
     before = len(warnings)
     for _ in range(8):
         silence.note(group(True, True), 2)

@@ -1,5 +1,7 @@
 """Cutting a batch from the queue, and noticing that nothing comes out of finished rollouts."""
 
+import math
+import time
 from collections import Counter
 from typing import Any
 
@@ -12,6 +14,7 @@ from rlmake.orchestrator.records import Group, Unit
 from rlmake.orchestrator.samples import prune
 
 FATAL = 3  # batches
+REPEAT_SECONDS = 60.0
 
 
 def cut_batch(queue: Queue, config: Any) -> list[Unit]:
@@ -28,18 +31,26 @@ def cut_batch(queue: Queue, config: Any) -> list[Unit]:
 
 
 class Silence:
-    """Warns each time a whole batch's worth of rollouts ended without one useful trace; ends a run (`RunFailed`) in
-    which `FATAL` batches' worth in a row failed without one rollout that came to its end: waiting mends nothing then.
+    """Warns when a whole batch's worth of rollouts ended without one useful trace, once a minute while that goes on;
+    ends a run (`RunFailed`) in which `FATAL` batches' worth in a row failed without one rollout that came to its end:
+    waiting mends nothing then.
     """
 
     def __init__(self, config: Any):
         self.target = config.batch_size or max(1, config.token_batch_size // config.seq_len)
-        self.silent = self.failed = 0
+        self.silent = self.failed = self.rejected = self.failures = 0
+        self.told = -math.inf
         self.errors: Counter[str] = Counter()
 
     def note(self, group: Group, useful: int) -> None:
         """A group has finished, and `useful` of its traces went to the queue."""
-        self.silent = 0 if useful else self.silent + group.size
+        if useful:
+            self.silent = self.rejected = self.failures = 0
+        else:
+            self.silent += group.size
+            failures = sum(not episode.ok for episode in group.episodes.values())
+            self.failures += failures
+            self.rejected += group.size - failures if group.rejected else 0
         if any(episode.ok for episode in group.episodes.values()):
             self.failed = 0
             self.errors.clear()
@@ -52,12 +63,13 @@ class Silence:
                 f"the last {self.failed} rollouts all failed, {count} of them with: {error}; the env servers' logs "
                 "(logs/latest/envs/train) say more"
             )
-        if self.silent >= self.target:
+        if self.silent >= self.target and time.monotonic() - self.told >= REPEAT_SECONDS:
+            self.told = time.monotonic()
+            quiet = self.silent - self.failures - self.rejected
             logger.warning(
-                f"the last {self.silent} rollouts gave nothing to train on (equal rewards, errors, or too old): "
-                "see errored_rollouts/*, reward/* and off_policy/dropped"
+                f"the last {self.silent} rollouts gave nothing to train on: {self.failures} failed, {self.rejected} "
+                f"were rejected by a gate, {quiet} have no signal (equal rewards)"
             )
-            self.silent = 0
 
 
 def _error(episode: Any) -> str:

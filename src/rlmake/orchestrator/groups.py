@@ -51,6 +51,7 @@ class Groups:
             source.rejected[name] = source.rejected.get(name, 0) + 1
         source.finished += 1
         source.admitted += not refusing
+        group.rejected = bool(refusing)
         return not refusing
 
     def _flatten(self, group: Group, version: int, admitted: bool) -> tuple[list[Unit], list[dict[str, Any]]]:

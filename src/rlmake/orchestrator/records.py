@@ -26,6 +26,7 @@ class Group:
     frozen: bool = False  # sampled from a frozen model: never stale
     started: int = 0
     episodes: dict[int, vf.Episode] = field(default_factory=dict)  # sample number -> finished episode
+    rejected: bool = False  # by a gate
 
     @property
     def accounted(self) -> bool:
