@@ -9,7 +9,7 @@ from rlmake.orchestrator.health import advise
 
 async def test_overload_cancels_the_youngest_groups_and_starts_them_again(make_run, monkeypatch, slow_engine):
     monkeypatch.setattr("rlmake.inference.concurrency.POLL_SECONDS", 0.05)
-    run = make_run(deterministic=False, max_steps=4, concurrency={"max_inflight": 64, "initial_inflight": 32})
+    run = make_run(deterministic=False, max_steps=10, concurrency={"max_inflight": 64, "initial_inflight": 32})
     engine = slow_engine(delay=0.1)
     engine.preempted = 0
     async with run.attempt(engine=engine) as (task, trainer, _, orchestrator):
@@ -23,7 +23,7 @@ async def test_overload_cancels_the_youngest_groups_and_starts_them_again(make_r
         await asyncio.wait_for(task, 120)
         accounts = orchestrator.accounts
     rows = [row for row in run.rows() if row["producer"] == "orch"]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows] == list(range(1, 11))
     assert min(row["concurrency/max_inflight"] for row in rows) < 32
     overload = sum(row["dispatcher/cancelled/reason/overload"] for row in rows)
     assert overload > 0

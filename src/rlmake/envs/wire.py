@@ -23,6 +23,7 @@ from loguru import logger
 from verifiers.v1.serve import EpisodeAssembly
 from verifiers.v1.serve.delta import TraceSummary
 
+from rlmake.core.garbage import without_cycles
 from rlmake.core.offload import off_loop
 
 HEALTH_SECONDS, GONE_SECONDS = 10.0, 120.0
@@ -42,10 +43,14 @@ _AgentConfig = vf.WireTrace.model_fields["agent"].annotation.model_fields["confi
 
 def _streams(nodes: list[dict[str, Any]]) -> list[dict[str, list]]:
     """Take the numbers per token out of plain nodes, checked: pydantic would make each of them anew."""
-    return [
+    taken = [
         {name: msgspec.convert(node.pop(name), kind) for name, kind in STREAMS.items() if name in node}
         for node in nodes
     ]
+    for streams in taken:
+        for values in streams.values():
+            without_cycles(values)
+    return taken
 
 
 class Wire:

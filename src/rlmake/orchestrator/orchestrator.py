@@ -1,7 +1,6 @@
 """The orchestrator: components wired together, and the main loop."""
 
 import asyncio
-import gc
 import itertools
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from rlmake import monitors, transport
 from rlmake.algorithms import AlgorithmContext, Endpoint
 from rlmake.algorithms import build as build_algorithm
 from rlmake.core.errors import UserError
+from rlmake.core.garbage import collect_grown, collected_on_growth
 from rlmake.core.offload import off_loop
 from rlmake.core.rundir import RunContext
 from rlmake.envs.client import EnvHandle, connect_all, engine_client
@@ -35,9 +35,6 @@ from rlmake.orchestrator.steering import Steering
 from rlmake.orchestrator.watcher import Watcher
 
 FETCH_POLL_SECONDS = 0.05
-# Traces in flight are long lists, and Python's collector looks at every entry each time it runs: tenths of a second
-# in which nothing else happens. What it finds is next to nothing (an object an episode), so it runs rarely.
-COLLECT_STEPS = 50
 
 
 class Orchestrator:
@@ -57,17 +54,12 @@ class Orchestrator:
         """The whole run."""
         finished = False
         await self._open()
-        gc.freeze()
-        gc.disable()
-        try:
-            await run_with(self._main(), [component() for component in self._background()])
-            finished = True
-        finally:
+        with collected_on_growth():
             try:
-                await self._close(finished)
+                await run_with(self._main(), [component() for component in self._background()])
+                finished = True
             finally:
-                gc.enable()
-                gc.unfreeze()
+                await self._close(finished)
 
     async def _main(self) -> None:
         await self._ship_ahead()
@@ -136,8 +128,7 @@ class Orchestrator:
         self.queue.dropped = 0
         self.monitors.log(step, row)
         self.warnings.check(step, row)
-        if step % COLLECT_STEPS == 0:
-            gc.collect()
+        collect_grown()
 
     def _on_group(self, group: Group, facts: list[dict[str, Any]], units: list[Unit], admitted: bool) -> None:
         self.window.add(group, facts, units, admitted)
