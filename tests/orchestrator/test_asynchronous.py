@@ -1,9 +1,13 @@
 """Asynchronous collection: pacing, staleness, exactly-once accounting, and a resume that loses no task."""
 
 import asyncio
+import json
 import time
 
+import pytest
+
 from rlmake import checkpoint
+from rlmake.core.errors import UserError
 from rlmake.orchestrator.accounts import Accounts
 from rlmake.orchestrator.pacing import Burst, TaskRate
 from rlmake.transport import WeightReceiver
@@ -79,6 +83,44 @@ async def test_a_resume_starts_open_groups_again(make_run):
     fresh = {(env, int(draw)) for env, draw in drawn if int(draw) >= state["sources"]["draws"]}
     queued = {(env, int(draw)) for env, draw in drawn} - fresh - reopened
     assert len(queued) <= 12  # the rest of what trained was waiting in the checkpoint's queue
+
+
+async def test_a_resume_with_other_sources_and_algorithms(make_run, warnings):
+    """What was drawn of tasks that are others now is not started; what has no state of its own begins anew."""
+    rewards = {name: (9, lambda task, ids: 1.0 + sum(ids) % 2) for name in ("a", "b", "c", "gone")}
+    run = live(make_run, max_steps=6, rewards=rewards, max_off_policy_steps=99)
+    async with run.attempt() as (_, trainer, _, _):
+        while trainer.step < 3 and trainer.error is None:
+            await asyncio.sleep(0.002)
+    resumed = checkpoint.newest(run.folder)
+    path = run.folder / f"checkpoints/step_{resumed}/orchestrator/state.json"
+    state = json.loads(path.read_text())
+    rows = [{"index": 900 + n, "env": name, "draw": 900, "task": 8} for n, name in enumerate(rewards)]
+    path.write_text(json.dumps(state | {"collector": {"open": rows}}))
+    del run.rewards["gone"]
+    run.rewards["a"] = (2, rewards["a"][1])
+    run.raw["train"]["source"] = [
+        run.source("a"),
+        run.source("b", algo={"type": "rae"}, group_size=2),
+        run.source("c", curriculum={"sampler": {"type": "difficulty_pool"}}),
+    ]
+    _, trainer, _, orchestrator = await run.finish(number=2, resume=resumed)
+    assert sorted(trainer.batches) == list(range(resumed + 1, 7))
+    names = {name for batch in trainer.batches.values() for name in batch[0].sample_ids}
+    assert {"b/900/0", "b/900/1"} <= names and {name for name in names if "/900/" in name and name[0] == "a"} == set()
+    assert orchestrator.algorithms["b"].baselines
+    text = "\n".join(warnings)
+    assert "'a': its taskset is not" in text and "'c': its sampler is not" in text and "'gone' of the" in text
+
+
+async def test_a_resume_with_shorter_rows_than_what_waits(make_run):
+    run = live(make_run, max_steps=4, rewards={"toy": (7, lambda task, ids: float(ids[0] % 7))})
+    async with run.attempt() as (_, trainer, _, _):
+        while trainer.step < 3 and trainer.error is None:
+            await asyncio.sleep(0.002)
+    run.raw["seq_len"] = 2
+    with pytest.raises(UserError, match=r"orchestrator\.seq_len: 2 is below the \d+ tokens of a rollout that waits"):
+        await run.finish(number=2, resume=checkpoint.newest(run.folder))
 
 
 def checkpoint_state(run, step):

@@ -218,13 +218,15 @@ class Asynchronous:
     def state_dict(self) -> dict[str, Any]:
         """Tasks that were drawn and are not in the queue yet: a resume starts them anew, none is lost."""
         pending = [*self.open.values(), *self.waiting]
-        rows = [{"index": g.index, "env": g.env, "draw": g.draw, "task": g.task, "frozen": g.frozen} for g in pending]
+        rows = [{"index": g.index, "env": g.env, "draw": g.draw, "task": g.task} for g in pending]
         return {"open": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        sizes = {name: source.config.group_size for name, source in self.sources.by_name.items()}
-        known = [row for row in state.get("open", []) if row["env"] in sizes]
-        self.waiting = [Group(**row, size=sizes[row["env"]], step=0, version=0) for row in known]
+        """Those of sources that go on with their tasks; a source may have another group size or algorithm by now."""
+        for row in state.get("open", []):
+            source = self.sources.by_name.get(row["env"])
+            if source is not None and not source.anew:
+                self.waiting.append(source.group(row["index"], row["draw"], row["task"], step=0, version=0))
 
     async def close(self) -> None:
         """Cancel what is in flight and wait for it to be gone."""

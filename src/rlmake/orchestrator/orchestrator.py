@@ -149,16 +149,26 @@ class Orchestrator:
         return state, list(self.queue.units)
 
     def _restore(self) -> None:
-        if self.resumed is None or (self.config.ckpt and self.config.ckpt.skip_progress):
+        if self.resumed is None:
+            return
+        waiting, skipped = self.resumed.waiting, self.config.ckpt and self.config.ckpt.skip_progress
+        units = [unit for batch in waiting.ahead for unit in batch.units] + ([] if skipped else waiting.queue)
+        longest = max((len(sample) for unit in units for sample in unit.samples), default=0)
+        if longest > self.config.seq_len:
+            raise UserError(
+                f"orchestrator.seq_len: {self.config.seq_len} is below the {longest} tokens of a rollout that waits in "
+                "the checkpoint: resume with at least as many"
+            )
+        if skipped:
             return
         state = self.resumed.state
         self.sources.load_state_dict(state["sources"])
         for name, algorithm in self.algorithms.items():
-            if name in state["algorithms"]:
+            if state["algorithms"].get(name):  # one without a state leaves none, and may have been another
                 algorithm.load_state_dict(state["algorithms"][name])
         self.collector.load_state_dict(state["collector"])
         self.progress.totals |= state["totals"]
-        self.queue.extend(self.resumed.waiting.queue)
+        self.queue.extend(waiting.queue)
 
     def _background(self) -> list[Any]:
         found = [self.checkpoints.answer, self.lag.watch, *self.collector.background]

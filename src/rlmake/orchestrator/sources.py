@@ -23,6 +23,7 @@ class Source:
     gates: dict[str, AdvantageRange]
     tasks: int | None
     draws: int = 0
+    anew: bool = False  # its tasks are not those of the checkpoint
     finished: int = 0  # groups since the last report
     admitted: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
@@ -31,6 +32,11 @@ class Source:
     def identity(self) -> dict[str, Any]:
         """What the cursor belongs to: another data set or another number of tasks makes it meaningless."""
         return {"tasks": self.tasks, "taskset": hash_bytes(canonical(self.config.env["taskset"]))}
+
+    def group(self, index: int, draw: int, task: int, step: int, version: int) -> Group:
+        """Draw `draw` of this source, which is draw `index` of the run, as a group to be started."""
+        frozen = self.config.algo.sampling.source != "policy"
+        return Group(index, self.name, draw, task, self.config.group_size, step, version, frozen)
 
     def metrics(self) -> dict[str, float]:
         rows = {"admission_rate": self.admitted / self.finished} if self.finished else {}
@@ -62,16 +68,7 @@ class Sources:
         ratios = [self.by_name[name].config.ratio for name in names]
         chance = random.Random(derive(self.seed, "source", self.draws))
         source = self.by_name[chance.choices(names, ratios)[0]]
-        group = Group(
-            index=self.draws,
-            env=source.name,
-            draw=source.draws,
-            task=source.sampler.next(source.draws),
-            size=source.config.group_size,
-            step=step,
-            version=version,
-            frozen=source.config.algo.sampling.source != "policy",
-        )
+        group = source.group(self.draws, source.draws, source.sampler.next(source.draws), step, version)
         self.draws += 1
         source.draws += 1
         return group
@@ -86,18 +83,23 @@ class Sources:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue; a source whose taskset changed starts at its first task, with a warning."""
+        """Continue; a source whose taskset or sampler changed starts anew, with a warning."""
         self.draws = state["draws"]
         for name, source in self.by_name.items():
             saved = state["sources"].get(name)
             if saved is None:
+                source.anew = True
                 logger.warning(f"source '{name}' is not in the checkpoint: it starts at its first task")
                 continue
             source.draws = saved["draws"]  # also with new tasks: seeds are never used twice
             if {key: saved[key] for key in source.identity} != source.identity:
+                source.anew = True
                 logger.warning(
                     f"source '{name}': its taskset is not that of the checkpoint: it starts at its first task"
                 )
+                continue
+            if saved["sampler"].keys() != source.sampler.state_dict().keys():
+                logger.warning(f"source '{name}': its sampler is not that of the checkpoint: it starts anew")
                 continue
             source.sampler.load_state_dict(saved["sampler"])
         for name in state["sources"].keys() - self.by_name.keys():
