@@ -18,7 +18,7 @@ from rlmake.envs.client import EnvHandle, engine_client
 
 CLIENT = SimpleNamespace(api_key_var="NO_KEY", headers={}, headers_from_env={})
 SAMPLING = {"temperature": 1.0, "max_completion_tokens": 128, "seed": 7}
-WHATS = ["ok", "crash", "exit", "hang", "leak", "flood", "garbage", "slow"]
+WHATS = ["ok", "crash", "exit", "hang", "leak", "flood", "garbage", "slow", "exit2", "long"]
 TASK = {what: index for index, what in enumerate(WHATS)}
 
 
@@ -83,6 +83,7 @@ async def session(server, engine, base_url):
     [
         ("crash", "worker was killed by SIGSEGV"),
         ("exit", "worker ended with code 7"),
+        ("exit2", "worker ended with code 2"),  # which says of one that starts that its environment is wrong
         ("hang", "did not answer for 3 s and was killed"),
         ("flood", "GiB and was killed"),
     ],
@@ -104,6 +105,20 @@ async def test_a_worker_that_leaks_is_replaced_when_its_episodes_are_done(sessio
             break
         await asyncio.sleep(0.4)
     assert await session.pid() != before
+
+
+async def test_a_worker_that_dies_while_it_is_being_replaced_costs_its_episodes(session, server):
+    before = await session.pid()
+    running = asyncio.create_task(session.run("long"))
+    async with asyncio.timeout(60):
+        while (await session.run("leak")).traces[0].reward == before:
+            await asyncio.sleep(0.4)
+    assert not running.done()
+    os.kill(before, signal.SIGKILL)
+    episode = await running
+    assert episode.errors[-1].type == "EnvWorkerDied" and "SIGKILL" in episode.errors[-1].message
+    await session.pid()
+    assert len(workers(server)) == 1, "its successor was there already"
 
 
 async def test_garbage_on_its_output_harms_nobody(session, server):

@@ -105,6 +105,36 @@ async def test_a_server_that_is_gone_is_not_waited_for(env, server):
     assert episode.errors[0].type == "EnvServerGone" and "no answer" in episode.errors[0].message
 
 
+async def test_an_answer_beside_the_news_of_another_server_counts(env, server, monkeypatch):
+    """Both are read in one turn of the loop, the news first."""
+    monkeypatch.setattr(wire, "HEALTH_SECONDS", 5.0)
+    monkeypatch.setattr(wire, "GATHER_SECONDS", 0.5)
+    answered, lost = start(env), start(env)
+    await server.wait(2)
+    answer = server.answer
+
+    async def both(request, body):
+        server.answer, server.instance = answer, "two"
+        await answer(request, body | {"instance": "two"})
+        await answer(
+            server.seen[0], {"success": True, "error": None, "head": {"task": head(), "ok": True}, "traces": []}
+        )
+
+    server.answer = both
+    first, second = await asyncio.wait_for(asyncio.gather(answered, lost), 10)
+    assert first.ok and second.errors[0].type == "EnvServerGone"
+
+
+async def test_a_server_whose_news_make_no_sense_is_gone(env, server):
+    run = start(env)
+    await server.wait(1)
+    answer, server.answer = server.answer, lambda request, body: answer(request, b"\xc1")
+    await asyncio.sleep(0.3)
+    server.answer = lambda request, body: answer(request, b"\x01")
+    episode = await asyncio.wait_for(run, 10)
+    assert episode.errors[0].type == "EnvServerGone" and "no answer" in episode.errors[0].message
+
+
 async def test_nonsense_fails_the_episode_and_no_other(env, server):
     runs = [start(env), start(env), start(env)]
     await server.wait(3)

@@ -23,6 +23,10 @@ class TroubleTask(vf.Task[TroubleData]):
             os.kill(os.getpid(), signal.SIGSEGV)
         if what == "exit":
             os._exit(7)
+        if what == "exit2":
+            os._exit(2)
+        if what == "long":
+            await asyncio.sleep(600)
         if what == "hang":
             time.sleep(600)
         if what == "leak":

@@ -123,6 +123,10 @@ class Broker:
         worker = Worker(number, process, socket)
         self.workers.append(worker)
         self._spawn(self._live(worker))
+        await self._hand_out()
+
+    async def _hand_out(self) -> None:
+        """What waits for a worker, to those that are there."""
         waiting, self.backlog = self.backlog, {}
         for identity, request in waiting.items():
             await self._assign(identity, request)
@@ -136,11 +140,11 @@ class Broker:
         await asyncio.gather(relay, return_exceptions=True)
         worker.socket.close()
         self.workers.remove(worker)
-        if worker.retiring and worker.doom is None:
+        if worker.retiring and not worker.requests:
             return  # its successor is there
         ready, why = worker.answered is not None, worker.doom or ending(code)
         self._failed_starts = 0 if ready else self._failed_starts + 1
-        if code == UserError.exit_code or self._failed_starts >= START_ATTEMPTS:
+        if not ready and (code == UserError.exit_code or self._failed_starts >= START_ATTEMPTS):
             raise RunFailed(f"the worker of this environment {why} before it was ready; its own words are above")
         fate = "failed with it" if ready else "wait for the next one"
         logger.warning(f"worker {worker.number} {why}: {len(worker.requests)} episodes {fate}; it is replaced")
@@ -149,6 +153,9 @@ class Broker:
                 await self._answer(request.client, identity, f"EnvWorkerDied: the environment's worker {why}")
         else:
             self.backlog |= worker.requests
+        if worker.retiring:
+            await self._hand_out()
+            return
         await asyncio.sleep(min(BACKOFF_MOST, BACKOFF_SECONDS * 2**self._deaths))
         self._deaths = min(self._deaths + 1, 16)
         await self._start(worker.number)

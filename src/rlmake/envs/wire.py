@@ -219,19 +219,21 @@ class Wire:
                 self._give_up(f"{self.address} was started anew", functools.partial(operator.eq, before))
 
     async def _health(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """What the server says of itself; None when it says nothing in time."""
+        """What the server says of itself; None when it says nothing in time, or nothing that makes sense."""
         try:
             async with asyncio.timeout(timeout or HEALTH_SECONDS):
-                return _unpack(await self._request(self._new_identity(), b"health", _pack({})))
-        except TimeoutError:
+                answer = _unpack(await self._request(self._new_identity(), b"health", _pack({})))
+        except (TimeoutError, msgspec.DecodeError):
             return None
+        return answer if isinstance(answer, dict) else None
 
     def _give_up(self, why: str, lost: Callable[[str | None], bool]) -> None:
         gone = [identity for identity, known in self._runs.items() if lost(known)]
         logger.warning(f"env server: {why}; {len(gone)} episodes are lost")
         error = _pack({"success": False, "error": f"EnvServerGone: {why}"})
         for identity in gone:
-            if not (future := self._pending[identity]).done():
+            future = self._pending.get(identity)  # absent: it was answered in this very turn of the loop
+            if future is not None and not future.done():
                 future.set_result(error)
 
     async def start(self, timeout: float) -> None:
