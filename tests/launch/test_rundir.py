@@ -79,6 +79,16 @@ def test_command_replays_through_a_shell(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run dir"], "no stray file"
 
 
+def test_the_command_of_an_evaluation_is_none_of_the_shells(tmp_path):
+    attempt = allocate(tmp_path / "run")
+    program = make(tmp_path / "bin/eval", "#!/bin/sh\necho ran $@\n")
+    program.chmod(0o755)
+    record(attempt, "eval", ["eval", "@", "suite.toml"], [])
+    command, path = (attempt.config_dir / "command.txt").read_text(), f"{program.parent}:{os.environ['PATH']}"
+    done = subprocess.run(command, shell=True, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert done.stdout == "ran @ suite.toml\n", done.stderr
+
+
 def test_inputs_are_kept_verbatim(tmp_path):
     one, two = make(tmp_path / "a.toml", "x = 1  # why\n"), make(tmp_path / "b.toml", "y = 2\n")
     attempt = allocate(tmp_path / "run")
