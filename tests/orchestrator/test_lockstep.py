@@ -154,17 +154,20 @@ def test_a_wave_counts_traces_not_episodes():
     assert len(again._draw(64, 1)) == 8
 
 
-async def test_no_signal_at_all_warns_and_goes_on_asking(make_run):
+@pytest.mark.parametrize("seq_len, why", [(16, "12 have no signal"), (4, "reply beyond seq_len = 4, 0 have no signal")])
+async def test_no_signal_at_all_warns_and_goes_on_asking(make_run, seq_len, why):
     """R10/R08: nothing to train on is said, and no empty batch is shipped."""
     from loguru import logger
 
     lines = []
     sink = logger.add(lambda message: lines.append(str(message)), level="WARNING")
     try:
-        run = make_run(rewards={"toy": (7, lambda task, ids: 1.0)})
+        rewards = {"toy": (7, lambda task, ids: 1.0 if seq_len > 4 else float(sum(ids)))}
+        run = make_run(rewards=rewards, seq_len=seq_len)
         async with run.attempt() as (task, trainer, _, _):
             while not any("gave nothing to train on" in line for line in lines):
                 await asyncio.sleep(0.01)
+            assert any(why in line for line in lines)
             assert trainer.step == 0 and not task.done() and not (run.folder / "batches").exists()
     finally:
         logger.remove(sink)

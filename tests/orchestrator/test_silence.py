@@ -43,6 +43,10 @@ def test_one_that_ends_well_starts_the_count_anew(warnings, monkeypatch):
     silence.note(rejected, 0)
     last = "the last 64 rollouts gave nothing to train on: 46 failed, 3 were rejected by a gate, 15 have no signal"
     assert last in warnings[-1]
+    beyond = group(True, True)
+    beyond.cut = 2
+    silence.note(beyond, 0)
+    assert "2 reply beyond seq_len = 8, 15 have no signal" in warnings[-1]
     before = len(warnings)
     for _ in range(8):
         silence.note(group(True, True), 2)

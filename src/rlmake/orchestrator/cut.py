@@ -38,19 +38,20 @@ class Silence:
 
     def __init__(self, config: Any):
         self.target = config.batch_size or max(1, config.token_batch_size // config.seq_len)
-        self.silent = self.failed = self.rejected = self.failures = 0
-        self.told = -math.inf
+        self.silent = self.failed = self.rejected = self.failures = self.cut = 0
+        self.seq_len, self.told = config.seq_len, -math.inf
         self.errors: Counter[str] = Counter()
 
     def note(self, group: Group, useful: int) -> None:
         """A group has finished, and `useful` of its traces went to the queue."""
         if useful:
-            self.silent = self.rejected = self.failures = 0
+            self.silent = self.rejected = self.failures = self.cut = 0
         else:
             self.silent += group.size
             failures = sum(not episode.ok for episode in group.episodes.values())
             self.failures += failures
             self.rejected += group.size - failures if group.rejected else 0
+            self.cut += group.cut if not group.rejected else 0
         if any(episode.ok for episode in group.episodes.values()):
             self.failed = 0
             self.errors.clear()
@@ -65,10 +66,11 @@ class Silence:
             )
         if self.silent >= self.target and time.monotonic() - self.told >= REPEAT_SECONDS:
             self.told = time.monotonic()
-            quiet = self.silent - self.failures - self.rejected
+            quiet = max(0, self.silent - self.failures - self.rejected - self.cut)  # an episode may have more traces
+            cut = f"{self.cut} reply beyond seq_len = {self.seq_len}, " if self.cut else ""
             logger.warning(
                 f"the last {self.silent} rollouts gave nothing to train on: {self.failures} failed, {self.rejected} "
-                f"were rejected by a gate, {quiet} have no signal (equal rewards)"
+                f"were rejected by a gate, {cut}{quiet} have no signal (equal rewards)"
             )
 
 

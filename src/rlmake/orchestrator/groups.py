@@ -76,6 +76,7 @@ class Groups:
     def _unit(self, group: Group, version: int, trace: vf.Trace, name: str, row: dict[str, Any]) -> Unit | None:
         temperature, seq_len = self.temperature(group.env), self.config.seq_len
         samples = samples_of(trace, name, group.env, temperature, seq_len)
+        group.cut += not samples
         if self.config.constant_trainer_batch_size:
             samples = [kept for sample in samples if (kept := prune(sample)) is not None]
         if not samples:

@@ -27,6 +27,7 @@ class Group:
     started: int = 0
     episodes: dict[int, vf.Episode] = field(default_factory=dict)  # sample number -> finished episode
     rejected: bool = False  # by a gate
+    cut: int = 0  # traces whose sampled tokens all lie beyond seq_len
 
     @property
     def accounted(self) -> bool:
