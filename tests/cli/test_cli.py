@@ -23,6 +23,7 @@ group_size = 4
 [[orchestrator.train.source]]
 name = "reverse-text"
 env.taskset.id = "reverse-text"
+env.taskset.path = "rows.jsonl"
 [[orchestrator.train.source]]
 name = "elsewhere"
 env.taskset.id = "reverse-text"
@@ -42,6 +43,7 @@ def call(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess:
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "rl.toml").write_text(RL)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "abc", "target": "cba"}\n')
     return tmp_path
 
 
