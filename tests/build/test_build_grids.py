@@ -160,6 +160,8 @@ def test_failed_and_missing_cells_are_shown(project):
     assert states == ["missing", "missing", "done", "failed"]
     assert [cell["why"] for cell in found.values()][:2] == ["unfinished: step 2 of 4", "not built"]
     assert "unfinished: step 2 of 4" in Path(REPORT).read_text()
+    beats = lease.read(Registry.load().work(begun).artefact("checkpoint", 4).folder)["beat"]
+    assert beats and [cell["hours"] for cell in found.values()][:2] == [beats * lease.BEAT_EVERY / 3600, None]
     with lease.acquire(Registry.load().work(begun).artefact("checkpoint", 4).folder):
         grid = Registry.load(allow_missing=True).reports.of_grid("abl/lr")
         assert grid.facts["missing"][begun.rpartition("/")[2]] == "in training: step 2 of 4"

@@ -105,6 +105,7 @@ def test_verbs_on_a_build(project, call, tmp_path):
     project.build(WEIGHTS, "outputs/t/sft/evals/held")
     lines = [line for line in call("gc", "--dry-run") if line.startswith("delete")]
     assert len(lines) == 2 and all("an earlier version of t/sft" in line for line in lines), "training and evaluation"
+    assert call("pin") == ["nothing is pinned"]
     call("pin", "/".join(("outputs", ".store", before.split(".store/")[1].split("/")[0])), "--reason", "the paper's")
     assert any("pinned" in line and "the paper's" in line for line in call("gc", "--dry-run"))
     (outside := tmp_path / "precious").mkdir()
@@ -162,6 +163,8 @@ def test_verbs_on_a_build(project, call, tmp_path):
         rl.replace("max_steps = 5", 'max_steps = 3\ntrainer.scheduler = {type = "cosine", warmup_steps = 1}'),
     )
     assert [line for line in call("diff", "t/rl", "t/cosine") if "max_steps" in line] == ["max_steps 5 → 3"]
+    project.edit("t/cosine.toml", "max_steps = 3", "max_steps = 5")
+    assert not any("max_steps" in line for line in call("diff", "t/rl", "t/cosine")), "it counts in one of them only"
     for wrong, said in (("t/gird", "mean 't/grid'"), ("t/grid", "is a grid; name one of its cells, as t/grid/g")):
         with pytest.raises(UserError, match=said):
             call("diff", "t/sft", wrong)

@@ -57,6 +57,14 @@ def test_a_misspelt_artefact_has_its_nearest_name(path, meant):
     assert f"{path}: no target; did you mean '{meant}'?; " in parse_target(path, RUNS, {"g"})
 
 
+def test_a_run_is_told_what_its_own_kind_yields():
+    fault = parse_target("outputs/a/rl/train.jsonl", RUNS, stages=lambda run: "data")
+    assert fault == (
+        "outputs/a/rl/train.jsonl: no target; did you mean 'outputs/a/rl/data/train.jsonl'?; a run yields data"
+    )
+    assert "checkpoints" not in parse_target("outputs/a/rl/wieghts", RUNS, stages=lambda run: "model")
+
+
 def test_what_resembles_nothing_gets_no_hint():
     assert "did you mean" not in parse_target("outputs/a/rl/zzz", RUNS)
 

@@ -73,7 +73,7 @@ def test_a_grid_with_a_value_that_is_no_number(project):
     text = (project.root / "experiments/t/sft.toml").read_text()
     for value, line in (
         ("nan", "experiments/t/grid.toml:14: experiment.grid.optim.lr: must be finite, not nan"),
-        ("'inf'", "experiments/t/grid.toml:7: optim.lr: must be finite, not 'inf' (cell lr=inf)"),
+        ("'inf'", "experiments/t/grid.toml:14: optim.lr: must be finite, not 'inf' (cell lr=inf)"),
     ):
         project.write("t/grid.toml", f'{text}[experiment.grid]\n"optim.lr" = [1e-3, {value}]\n')
         assert project.refused("all") == [f"error: {line}"]
@@ -88,7 +88,7 @@ def test_a_target_that_is_spelled_otherwise_is_told_the_right_spelling(project, 
     path = path.format(root=project.root)
     project.edit("t/rl.toml", "outputs/t/sft/weights", path)
     words = "a target of the build is written outputs/t/sft/weights"
-    assert project.refused("outputs/t/rl/weights") == [f"error: experiments/t/rl.toml: model.name: {path}: {words}"]
+    assert project.refused("outputs/t/rl/weights") == [f"error: experiments/t/rl.toml:3: model.name: {path}: {words}"]
     with pytest.raises(UserError, match=words):
         Registry.load()
     project.edit("t/rl.toml", path, "outputs/t/sft/weights")
@@ -115,7 +115,9 @@ def test_a_place_in_the_store_is_no_target(project, root):
     path = root.format(root=project.root) + "outputs/.store/train-0123456789abcdef/exports/step_4/weights"
     project.edit("t/rl.toml", "outputs/t/sft/weights", path)
     (line,) = project.refused("outputs/t/rl/weights")
-    assert line.startswith(f"error: experiments/t/rl.toml: model.name: {path}: a place in the store, no target; name ")
+    assert line.startswith(
+        f"error: experiments/t/rl.toml:3: model.name: {path}: a place in the store, no target; name "
+    )
 
 
 def test_files_that_the_environments_read_are_looked_for_when_it_is_planned(project):
@@ -125,13 +127,13 @@ def test_files_that_the_environments_read_are_looked_for_when_it_is_planned(proj
         project.edit("t/rl.toml", whole, path)
         (line,) = project.refused("outputs/t/rl/weights")
         assert line.startswith(
-            f"error: experiments/t/rl.toml: orchestrator.train.source.0.env.taskset.path: {path}: "
+            f"error: experiments/t/rl.toml:12: orchestrator.train.source.0.env.taskset.path: {path}: "
         ) and line.endswith(("no such file or directory", "File name too long"))
         project.edit("t/rl.toml", path, whole)
     project.edit("evals/held.toml", whole, "nope.jsonl")
     (line,) = project.refused("all")
     assert (
-        line == "error: experiments/evals/held.toml: source.0.env.taskset.path: nope.jsonl: no such file or directory"
+        line == "error: experiments/evals/held.toml:8: source.0.env.taskset.path: nope.jsonl: no such file or directory"
     )
     project.edit("evals/held.toml", "nope.jsonl", "rows.jsonl")
     project.edit("t/rl.toml", whole, "somebody/rows")
@@ -148,7 +150,7 @@ def test_a_file_that_built_data_does_not_have(project):
     spec = registry.work("t/rl").spec([5], {})
     (artefact.path / "sub").mkdir(parents=True)
     for name in ("train.jsonl", "sub/a.jsonl"):
-        (artefact.path / name).write_text("")
+        (artefact.path / name).write_text('{"prompt": "a", "target": "a"}')
     key = "orchestrator.train.source.0.env.taskset.path"
     with pytest.raises(UserError) as refused:
         placed(spec)
@@ -158,7 +160,7 @@ def test_a_file_that_built_data_does_not_have(project):
     write_json(artefact.done_path, {"schema": 1, "files": files})
     (line,) = project.refused("outputs/t/rl/weights")
     assert line == (
-        f"error: experiments/t/rl.toml: {key}: outputs/t/data/data/trian.jsonl: no such file in it; did you mean "
+        f"error: experiments/t/rl.toml:12: {key}: outputs/t/data/data/trian.jsonl: no such file in it; did you mean "
         "'train.jsonl'?; there are sub/a.jsonl, train.jsonl"
     )
     for there in ("train.jsonl", "sub/a.jsonl", "sub"):
@@ -174,15 +176,18 @@ def test_a_misspelt_column_is_refused_when_it_is_planned(project):
     rows = project.root / "rows.jsonl"
     rows.write_text("\n" + good.replace("target", "targt"))
     task = "rows.jsonl: row 2: expected an object with text in 'prompt' and 'target'; it has 'prompt', 'completion', "
-    where = "rl.toml: orchestrator.train.source.0", "evals/held.toml: source.0"
+    where = "orchestrator.train.source.0", "source.0"
     assert len(lines := project.refused("all")) == 2
-    assert all(f"{at}.env.taskset.path: {task}'targt'" in line for at, line in zip(where, lines, strict=True))
+    assert all(f": {at}.env.taskset.path: {task}'targt'" in line for at, line in zip(where, lines, strict=True))
     project.edit("t/data.toml", "[experiment]", '[columns]\ntargt = "target"\n[experiment]')
     assert project.plan("outputs/t/rl/weights")["train"] == 2
+    rows.write_text("\n")
+    lines = project.refused("all")
+    assert len(lines) == 3 and all(line.endswith(": rows.jsonl: has no rows") for line in lines)
     rows.write_text(good.replace("completion", "completon").replace("target", "targt"))
     (line,) = project.refused("all")
     assert line == (
-        "error: experiments/t/sft.toml: data.name: rows.jsonl: row 1: expected a conversation in 'messages', or "
+        "error: experiments/t/sft.toml:5: data.name: rows.jsonl: row 1: expected a conversation in 'messages', or "
         "'prompt' and 'completion'; it has 'prompt', 'completon', 'target'"
     )
     more = (project.root / "experiments/t/data.toml").read_text().replace("rows.jsonl", data).replace("targt", "prompt")
@@ -229,12 +234,12 @@ def test_a_misspelt_axis_is_said_once(project):
     grid = '[experiment.grid]\n"optm.lr" = [1e-5, 3e-5]\nseed = [0, 1]\n'
     project.write("t/sft.toml", f"{text}{grid}")
     (line,) = project.refused("all")
-    assert line.endswith("t/sft.toml: optm: unknown key; did you mean 'optim'? (axis 'optm.lr', in every cell)")
+    assert line.endswith("t/sft.toml:14: optm: unknown key; did you mean 'optim'? (axis 'optm.lr', in every cell)")
     project.write(
         "t/sft.toml", f"{text}{grid}" + 'baseline = {"optim.lr" = 1e-5, seed = 0}\nzip = ["optim.lr", "seed"]\n'
     )
     (line,) = project.refused("all")
-    assert line.endswith("t/sft.toml: optm: unknown key; did you mean 'optim'? (axis 'optm.lr')"), (
+    assert line.endswith("t/sft.toml:14: optm: unknown key; did you mean 'optim'? (axis 'optm.lr')"), (
         "not those that name it rightly"
     )
     project.write("t/sft.toml", f"{text}{grid}".replace("optm", "optim") + 'baseline = {"optim.lrr" = 1e-5}\n')
@@ -258,7 +263,7 @@ def test_a_fault_that_many_files_share_is_said_once(project):
     assert shared.endswith(
         "source.paths.train: gone.jsonl: no such file or directory (in experiments/many/0.toml and 4 more)"
     )
-    assert own == "error: experiments/many/own.toml: source.paths.train: other.jsonl: no such file or directory"
+    assert own == "error: experiments/many/own.toml:5: source.paths.train: other.jsonl: no such file or directory"
     for number in range(2, 5):
         (project.root / f"experiments/many/{number}.toml").unlink()
     shared, own = project.refused("all")
@@ -271,6 +276,15 @@ def test_a_fragment_that_cannot_be_read_is_named_once(project):
     project.write("base/cpu.toml", "a = [")
     (line,) = project.refused("all")
     assert line.startswith("error: experiments/base/cpu.toml: not readable as TOML")
+
+
+def test_names_in_a_file_that_are_nearly_right(project):
+    project.edit("t/rl.toml", '"reverse-text"', '"revers-text"')
+    (line,) = project.refused("all")
+    assert line.endswith("; did you mean 'reverse-text'?")
+    project.edit("t/rl.toml", '"revers-text"', '"reverse-text"')
+    project.edit("t/sft.toml", "cpu.toml", "cpuu.toml")
+    assert all(line.endswith("(experiments/base/cpuu.toml); did you mean 'cpu'?") for line in project.refused("all"))
 
 
 @pytest.mark.parametrize(

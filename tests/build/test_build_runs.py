@@ -10,6 +10,7 @@ from build_snakemake import dry_run
 
 from rlmake.build import explain, store
 from rlmake.cli import verbs
+from rlmake.core.errors import UserError
 
 pytestmark = pytest.mark.timeout(1200)  # dozens of processes; on an idle machine each of these takes well below 60 s
 WORK = {"data", "model", "train", "export", "evaluate", "report"}
@@ -213,12 +214,24 @@ def test_failure_and_kill_keep_checkpoints(project):
     assert code == 1 and "the toy failed" in output and "Traceback" not in output
     assert not list(Path("outputs/.store").glob("train-*/manifests/step_*.json"))
     assert project.plan(target)["train"] == 1
+    with pytest.raises(UserError, match="was never built to its end, there is nothing to accept"):
+        verbs.load("accept")([target, "--reason", "none"])
     code, _ = project.snakemake("-c", "2", target, TOY_KILL="t/sft 3")
     assert code == 1
     done = project.build(target)
     assert done[0] == "train t/sft from 2 to 4 "
     steps = [line for line in project.log() if line.startswith("step")]
     assert steps == [f"step t/sft {step}" for step in (1, 2, 3, 3, 3, 4)]
+
+
+def test_what_never_trained_is_no_earlier_build(project):
+    """Its logs are linked from the start; compared is with what was built before."""
+    project.build("outputs/t/sft/report.html")
+    project.edit("t/sft.toml", "optim.lr = 1e-3", "optim.lr = 2e-3")
+    assert project.snakemake("-c", "2", "outputs/t/sft/report.html", TOY_FAIL="t/sft 1")[0] == 1
+    project.edit("t/sft.toml", "optim.lr = 2e-3", "optim.lr = 3e-3")
+    (row,) = [row for row in project.document("outputs/t/sft/weights")["jobs"] if row["rule"] == "train"]
+    assert [(change["before"], change["after"]) for change in row["changes"]] == [(1e-3, 3e-3)]
 
 
 def test_diverged_is_not_tried_again(project):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlmake.build import local, names, revisions, store
 from rlmake.build.fingerprint import leaves, replace_texts
+from rlmake.config.faults import located
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Edges:
         return {"parent": [artefact.fingerprint, artefact.step, artefact.kind], "rest": target.rest}
 
     def _fault(self, key: str, message: str, value: str | None = None) -> None:
-        fault = Fault(message, key=written(self.raw, key, value), file=self.file)
+        fault = located(message, written(self.raw, key, value), self.raw, self.file)
         if fault not in self.faults:
             self.faults.append(fault)
 

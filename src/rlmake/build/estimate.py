@@ -158,10 +158,7 @@ def _seconds_per_step(folder: Path, parents: list[dict[str, Any]]) -> float | No
     made = store.progress(folder) - _forked(parents)
     if made <= 0:
         return None
-    seconds, holder = (_read(folder / "time.json") or {"seconds": 0.0})["seconds"], lease.read(folder)
-    if holder and not holder.get("released"):
-        seconds += holder["beat"] * lease.BEAT_EVERY
-    return seconds / made if seconds > 0 else None
+    return (lease.spent(folder) or 0.0) / made or None
 
 
 def _forked(parents: list[dict[str, Any]]) -> int:

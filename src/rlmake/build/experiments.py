@@ -12,6 +12,7 @@ from typing import Any
 
 from rlmake import config as schema
 from rlmake.build import names
+from rlmake.config.faults import placed
 from rlmake.config.fields import semantic_part
 from rlmake.config.grid import Cell, expand
 from rlmake.config.layers import Composed
@@ -121,7 +122,8 @@ def load() -> Experiments:
         for key, suite in [*named, *([("experiment.best.suite", run.best.suite)] if run.best else [])]:
             if suite not in found.suites and not found.is_broken(f"evals/{suite}"):
                 hint = nearest(suite, found.suites)
-                found.faults.append(Fault(f"there is no suite {SUITES}/{suite}.toml{hint}", key=key, file=run.file))
+                fault = Fault(f"there is no suite {SUITES}/{suite}.toml{hint}", key=key)
+                found.faults += placed([fault], {}, run.file)
     found.faults = list(dict.fromkeys(found.faults))
     return found
 

@@ -154,8 +154,9 @@ class BudgetExceeded(UserError):
 
 
 def last_build(registry: Registry, run: str, work: Work) -> dict[str, Any] | None:
-    """The specification of what is published under a run's name now, else of its latest finished build in the store
-    (a grid's cell of which only the report was asked for has no link); None when there is none."""
+    """The specification of what is published under a run's name now (of a training without weights: of the one whose
+    logs are, once it has a checkpoint), else of its latest finished build in the store (a grid's cell of which only the
+    report was asked for has no link); None when there is none."""
     return _published(run, work) or registry.built.get((work.stage, run, work.facts.get("leaf")))
 
 
@@ -175,7 +176,8 @@ def _published(run: str, work: Work) -> dict[str, Any] | None:
         links += [*sorted(Path(OUTPUTS, run, "exports").glob("step_*/weights")), Path(OUTPUTS, run, "logs")]
     for link in links:
         found = published_unit(link)
-        if found and found[0] == work.stage:
+        begun = link.name != "logs" or (found and store.progress(store.STORE / "-".join(found)))
+        if found and found[0] == work.stage and begun:
             try:
                 return store.read_spec(*found)
             except UserError:
@@ -211,6 +213,8 @@ def changes(before: dict[str, Any], work: Work, step: int | None = None) -> list
         silent: list[Change] = []  # of a table that only one of the two has, and nobody wrote
         for key in dict.fromkeys([*old, *new]):
             a, b = old.get(key), new.get(key)
+            if key.rpartition(".")[2] == "max_steps" and None in (a, b):  # it counts under one of the schedules only
+                a, b = (_at(config, key) for config in (before.get("config") or {}, work.config))
             if canonical(a) != canonical(b) and (not of_parent(key) or _inside(key, a, b)):
                 default = key in before["defaults"] and key in defaults
                 unsaid = (key not in old and key in defaults) or (key not in new and key in before["defaults"])
@@ -235,8 +239,8 @@ def _of_file(before: dict[str, Any], work: Work, key: str, a: Any, b: Any, file:
     """Of a leaf that stands for a file (its content, or where it lies in a parent): the content of the file that is
     named as before, else its name."""
     setting = key.removesuffix(".content").removesuffix(".rest")
-    then, now = (_text(config, setting) for config in (before.get("config") or {}, work.config))
-    if setting == key or None in (then, now):
+    then, now = (_at(config, setting) for config in (before.get("config") or {}, work.config))
+    if setting == key or not (isinstance(then, str) and isinstance(now, str)):
         return None
     return Change(f"content of {now}", a[:8], b[:8]) if then == now else Change(setting, then, now, file=file)
 
@@ -246,12 +250,12 @@ def _inside(key: str, a: Any, b: Any) -> bool:
     return key.endswith(".rest") and bool(a and b)
 
 
-def _text(config: Any, key: str) -> str | None:
-    """The text at a dotted key of a configuration; None where there is none."""
+def _at(config: Any, key: str) -> Any:
+    """The value at a dotted key of a configuration; None where there is none."""
     for part in key.split("."):
         step = config.get(part) if isinstance(config, dict) else None
         config = config[int(part)] if isinstance(config, list) and part.isdecimal() else step
-    return config if isinstance(config, str) else None
+    return config
 
 
 def _with_note(change: Change, work: Work) -> Change:
@@ -321,7 +325,8 @@ def _unfinished(artefact: Artefact) -> str | None:
     if artefact.kind != "checkpoint" or not (reached := store.progress(artefact.folder)):
         return None
     if store.is_kept(artefact):
-        return "kept on the way to another step, only to be recorded"
+        on_the_way = " on the way to another step" if artefact.step != reached else ""
+        return f"kept{on_the_way}, only to be recorded"
     assert artefact.step is not None
     return f"unfinished: step {reached} of {artefact.step}" if reached < artefact.step else "this step was not kept"
 

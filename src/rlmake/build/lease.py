@@ -57,6 +57,16 @@ def read(folder: Path) -> dict[str, Any] | None:
     return _read(folder, epoch) if epoch else None
 
 
+def spent(folder: Path) -> float | None:
+    """Seconds of all attempts at the work in a folder: what ended ones have noted, and the beats of one that runs or
+    was killed. None where there was none."""
+    time_file, holder = folder / "time.json", read(folder)
+    seconds = read_json(time_file)["seconds"] if time_file.is_file() else None
+    if holder and not holder.get("released"):
+        seconds = (seconds or 0.0) + holder["beat"] * BEAT_EVERY
+    return seconds
+
+
 def is_gone(record: dict[str, Any]) -> bool:
     """Whether a holder is known to be gone at once: released, or its process or SLURM job is no more."""
     return _Watch(STALE_AFTER).gone(record["epoch"], record)

@@ -3,7 +3,7 @@
 import functools
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from rlmake.config.names import alike, fault_of_segment
@@ -27,6 +27,9 @@ ARTEFACTS = {
         "evals/<suite>", "evals/<suite>@step_<n>", "parity/report.json", "report.html",
     ),
 }  # fmt: skip
+
+
+Stages = Callable[[str], str] | None
 
 
 def fault_of_run(name: str) -> str | None:
@@ -122,8 +125,9 @@ def fault_of_spelling(value: str) -> str | None:
     return None if path == value else f"{value}: a target of the build is written {path}"
 
 
-def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) -> Target | str:
-    """Take a path below `outputs/` apart; a text says in one line why it is no target. `runs`: the names there are."""
+def parse_target(path: str, runs: Collection[str], grids: Collection[str] = (), stages: Stages = None) -> Target | str:
+    """Take a path below `outputs/` apart; a text says in one line why it is no target. `runs`: the names there are,
+    `stages`: what kind of work each is, to name in that line what it yields."""
     if shown(path) != path:
         return f"{shown(path)}: no target; no run's name holds a line break"
     if fault := fault_of_spelling(path):
@@ -151,9 +155,13 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = ()) 
             found = match.groupdict()
             step = int(found["step"]) if found.get("step") else None
             return Target("/".join(parts[1:split]), kind, step, found.get("suite"), found.get("rest") or "")
-    all_leaves = sorted({leaf for leaves in ARTEFACTS.values() for leaf in leaves})
+    run = "/".join(parts[1:split])
+    kinds = [stages(run)] if stages else ARTEFACTS
+    all_leaves = sorted({leaf for kind in kinds for leaf in ARTEFACTS[kind]})
     number = next(iter(re.findall(r"step_0*([1-9]\d*)", leaf)), "<n>")
     hint = nearest(leaf, [name.replace("<n>", number) for name in all_leaves])
+    if all_leaves == ["data"]:
+        hint = hint or f"; did you mean '{OUTPUTS}/{run}/data/{leaf}'?"
     return f"{path}: no target{hint}; a run yields {', '.join(all_leaves)}"
 
 

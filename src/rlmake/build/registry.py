@@ -23,6 +23,7 @@ from rlmake.build.reports import Reports
 from rlmake.build.rows import FirstRows
 from rlmake.build.store import STORE, Artefact
 from rlmake.build.work import Work
+from rlmake.config.faults import located
 from rlmake.config.fields import semantic_part
 from rlmake.config.optim import warmup_fault
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
@@ -94,7 +95,7 @@ class Registry:
         declared += [(suite, self._suite(name)[3]) for name, suite in self.suites.items()]
         for one, config in declared:
             for key, value, fault in first.faults(config):
-                yield Fault(fault, written(one.raw, key, value), one.file)
+                yield located(fault, written(one.raw, key, value), one.raw, one.file)
 
     def work(self, name: str) -> Work:
         """Identity of a run. Raises `ConfigError` for what is wrong with it, or once more for a parent of it."""
@@ -174,7 +175,7 @@ class Registry:
         return self._targets[path]
 
     def _target(self, path: str) -> Target:
-        target = names.parse_target(path, self.runs, self.grids)
+        target = names.parse_target(path, self.runs, self.grids, lambda run: self.runs[run].stage)
         if isinstance(target, str):
             raise UserError(self._whole(path) or target)
         if target.kind == "grid":

@@ -90,6 +90,8 @@ def of_taskset(name: str, cache: ContentCache) -> str:
         return f"rlmake:{TASKSETS[name]}"
     if _of_verifiers(name):
         return f"verifiers:{importlib.metadata.version('verifiers')}"
+    if fault := fault_of_taskset(name):
+        raise UserError(fault)
     return of_module(_leaf(name), cache, f"taskset '{name}'")
 
 

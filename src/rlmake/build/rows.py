@@ -58,16 +58,18 @@ class FirstRows:
                 number, line = next(((n, text) for n, text in enumerate(lines, 1) if text.strip()), (0, ""))
         except (OSError, UnicodeDecodeError):
             return None  # said elsewhere
+        if not number:
+            return f"{file}: has no rows"
         where = f"{file}: row {number}"
         try:
-            row = jsonl.parsed(where, line, expected) if number else {}
+            row = jsonl.parsed(where, line, expected)
         except ValueError as error:
             return str(error)
         for columns in renamed:
             row = {columns.get(name, name): value for name, value in row.items()}
         if any(all(row.get(name) is not None for name in columns) for columns in either):
             return None
-        return f"{where}: expected {expected}; it has {', '.join(map(repr, row)) or 'nothing'}" if number else None
+        return f"{where}: expected {expected}; it has {', '.join(map(repr, row)) or 'nothing'}"
 
     def _place(self, path: str) -> tuple[Path | None, list[dict[str, str]]]:
         """The file that stands for one of a target, and how its columns are renamed, one time after the other."""

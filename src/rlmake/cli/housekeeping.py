@@ -41,10 +41,10 @@ def accept(argv: list[str]) -> int:
     before = explain.last_build(registry, run, work)
     if before is None:
         raise UserError(f"{args.target}: there is no earlier build to accept")
+    if not any(store.stored(f"{work.stage}-{before['fingerprint']}")):
+        raise UserError(f"{args.target}: was never built to its end, there is nothing to accept")
     if before["fingerprint"] == work.fingerprint:
         raise UserError(f"{args.target}: is what its configuration asks for; there is nothing to accept")
-    if not any(store.stored(f"{work.stage}-{before['fingerprint']}")):
-        raise UserError(f"{args.target}: the earlier build was never finished")
     differ = [str(change) for change in explain.changes(before, work)]
     accepted.write(work.stage, work.fingerprint, before["fingerprint"], run, differ, args.reason.strip())
     _cards(work.stage, before["fingerprint"])
@@ -120,8 +120,10 @@ def pin(argv: list[str]) -> int:
     parser.add_argument("--reason", default="", help="why, shown by gc")
     args = parser.parse_args(argv)
     if args.target is None:
-        for one in garbage.pins():
+        for one in (pinned := garbage.pins()):
             print(f"{one['stage']}-{one['fingerprint']}  {one['target']}  {one['at']}  {one['reason']}")
+        if not pinned:
+            print("nothing is pinned")
         return 0
     unit = _unit(args.target)
     garbage.pin(unit, args.target, args.reason)

@@ -55,6 +55,14 @@ def placed(faults: Iterable[Fault], raw: dict[str, Any], file: str | None) -> li
     return list(dict.fromkeys(found))
 
 
+def located(message: str, key: str, raw: dict[str, Any], file: str) -> Fault:
+    """A fault of a run or suite: with the line of its file where that gives the value, and not a fragment, whose fault
+    is said once with the files that share it."""
+    fault = Fault(message, key, file)
+    origin = raw.origin(key.split(".")) if isinstance(raw, Composed) else None
+    return placed([fault], raw, file)[0] if origin == file else fault
+
+
 def _join(messages: list[str]) -> str:
     """Alternatives of one key (`a number`, or `'auto'`) become one sentence."""
     expected = [message for message in messages if message.startswith("expected ")]

@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli
 
-from rlmake.core.errors import ConfigError, Fault
+from rlmake.core.errors import ConfigError, Fault, nearest
 from rlmake.core.jsonio import plain_copy
 
 COMMAND_LINE = "command line"
@@ -218,11 +218,17 @@ def load_layer(
         below = _place(os.path.join(os.path.dirname(path), item))
         if below not in fragments:
             if not os.path.isfile(below):
-                raise ConfigError(Fault(f"no such file: {item} ({below})", "experiment.extends", path))
+                near = nearest(Path(below).stem, _siblings(below))
+                raise ConfigError(Fault(f"no such file: {item} ({below}){near}", "experiment.extends", path))
             fragments[below], _ = load_layer(below, fragments, (*chain, path))
         overlay(composed, fragments[below], below)
     overlay(composed, data, path)
     return composed, experiment
+
+
+def _siblings(path: str) -> list[str]:
+    """Files of the same kind in the folder of a path, without their suffix."""
+    return [file.stem for file in Path(path).parent.glob(f"*{Path(path).suffix}")]
 
 
 def _place(path: str) -> str:
@@ -253,6 +259,11 @@ def line_of(file: str | None, path: Iterable[str]) -> int | None:
         return None
     wanted = tuple(str(part) for part in path)
     keys = keys_by_line(lines)
+    axis = ("experiment", "grid", *wanted)  # its values win over the file's own
+    exact = next((number for number, key in keys if key == axis), None)
+    exact = exact or next((number for number, key in keys if key == wanted), None)
+    if exact or (exact := next((number for number, key in keys if key[: len(axis)] == axis), None)):
+        return exact
     lengths = {number: len(key) for number, key in keys if key == wanted[: len(key)]}
     if lengths:
         return max(lengths, key=lambda number: (lengths[number], -number))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlmake.build import lease
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import canonical, read_json
 from rlmake.core.stats import mean_ci95
@@ -139,10 +140,10 @@ def _cell(kind: str, facts: CellFacts) -> Cell:
     cell.rows = collect.metrics(facts.run_dir, facts.step)
     cell.steps = max((row.step for row in cell.rows), default=0)
     made = collect.manifest({"manifest": facts.manifest})
-    seconds = collect.seconds(made) if made else _spent(facts.run_dir)
+    seconds = collect.seconds(made) if made else lease.spent(facts.run_dir)
     if seconds is not None:
         cell.hours = seconds / 3600
-        cell.gpu_hours = (made or {}).get("gpu_hours", 0.0)
+        cell.gpu_hours = made.get("gpu_hours", 0.0) if made else cell.hours * _gpus(facts.run_dir)
     if cell.state == "done":
         evals = [{**entry, "of": facts.run} for entry in facts.evals]
         for (suite, env), (one, *_) in collect.evaluations(evals).items():
@@ -155,11 +156,12 @@ def _cell(kind: str, facts: CellFacts) -> Cell:
     return cell
 
 
-def _spent(run_dir: Path) -> float | None:
+def _gpus(run_dir: Path) -> int:
+    """GPUs that a training asked for."""
     try:
-        return read_json(run_dir / "time.json")["seconds"]
+        return read_json(run_dir / "spec.json")["resources"]["gpus"]
     except UserError:
-        return None
+        return 0
 
 
 def _variants(cells: Sequence[Cell], axes: Sequence[str]) -> list[Variant]:
