@@ -58,7 +58,7 @@ def run(*args, **kwargs):
 def train(kind, cfg, run_dir, *, argv, files, resume, fingerprint, run_name):
     run_dir = Path(run_dir)
     last = cfg.trainer.max_steps if kind == "rl" else cfg.max_steps
-    interval = (cfg.trainer if kind == "rl" else cfg).ckpt.interval
+    ckpt = (cfg.trainer if kind == "rl" else cfg).ckpt
     done = checkpoint.newest(run_dir) or 0
     checkpoint.prune_future(run_dir, done)
     place = "aside" if "aside" in run_dir.parts else ""
@@ -76,10 +76,11 @@ def train(kind, cfg, run_dir, *, argv, files, resume, fingerprint, run_name):
         (run_dir / "monitors" / "file").mkdir(parents=True, exist_ok=True)
         with open(run_dir / "monitors" / "file" / "metrics.jsonl", "a") as file:
             print(json.dumps(row), file=file)
-        if step == last or (interval and step % interval == 0):
+        if step == last or (ckpt.interval and step % ckpt.interval == 0):
             with checkpoint.writing(step_dir(run_dir, step), "trainer") as half:
                 (half / "weights").write_text(f"{kind} {step}")
             checkpoint.publish(run_dir, step, ("trainer",), policy_version=step, world_size=1, ledger="0", ctx=ctx)
+            checkpoint.retain(run_dir, ckpt.keep_last, ckpt.keep_interval)
         if os.environ.get("TOY_KILL") == f"{run_name} {step}":
             os.kill(os.getpid(), signal.SIGKILL)
         if os.environ.get("TOY_FAIL") == f"{run_name} {step}":

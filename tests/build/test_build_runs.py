@@ -173,6 +173,24 @@ def test_steps_of_one_training(project):
     assert project.plan("outputs/t/sft/checkpoints/step_3", *targets) == {}
 
 
+def test_checkpoints_of_its_own_are_taken_as_a_training_passes(project):
+    """In one launch, whatever retention says; one that diverges behind such a step has made it all the same."""
+    project.edit("t/sft.toml", "ckpt.interval = 2", "ckpt.interval = 1\nckpt.keep_last = 1")
+    targets = [f"outputs/t/sft/exports/step_{step}/weights" for step in (1, 2)]
+    done = project.build(*targets, "outputs/t/sft/weights")
+    assert [line for line in done if line.startswith("train")] == ["train t/sft from 0 to 4 "]
+    assert sorted(path.name for path in Path("outputs/.store").glob("train-*/checkpoints/*")) == [
+        "step_1", "step_2", "step_4",
+    ]  # fmt: skip
+    assert [(Path(target) / "model.safetensors").read_text() for target in targets] == ["sft 1", "sft 2"]
+    project.edit("t/sft.toml", "optim.lr = 1e-3", "optim.lr = 2e-3")
+    code, _ = project.snakemake("-c", "2", *targets, "outputs/t/sft/weights", TOY_DIVERGE="t/sft 3")
+    assert code == 1
+    (failed,) = Path("outputs/.store").glob("train-*/diverged.json")
+    assert sorted(path.name for path in failed.parent.glob("manifests/done_*.json")) == ["done_1.json", "done_2.json"]
+    assert [line for line in project.log() if line.startswith("train")][-1] == "train t/sft from 0 to 4 "
+
+
 def test_a_step_inside_the_warm_up(project):
     """A build may stop there; a run of a user's that ends there is refused when it is planned."""
     project.edit(

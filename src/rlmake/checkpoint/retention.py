@@ -12,6 +12,7 @@ from rlmake.checkpoint.complete import steps, verify
 from rlmake.checkpoint.halves import COMPLETE
 from rlmake.checkpoint.readers import is_read
 from rlmake.core.errors import UserError
+from rlmake.core.jsonio import read_json
 from rlmake.core.rundir import numbered, step_dir
 
 
@@ -21,7 +22,8 @@ def retain(
     """Delete complete checkpoints outside the union of the last `keep_last` and the multiples of `keep_interval`.
 
     Both None keeps all. Never deleted: the newest whole one, any newer than it, one that is being read, one that a
-    manifest of the build names (`manifests/done_<n>.json`: a target, what forks begin from), one in `protect`.
+    manifest of the build names (`manifests/done_<n>.json`: a target, what forks begin from), one that it was asked for
+    (`steps` of `spec.json`), one in `protect`.
     Damaged and unfinished ones below the newest whole one are not counted and go. Returns the steps deleted; a failed
     deletion is a warning.
     """
@@ -45,7 +47,8 @@ def retain(
 
 def _targets(run_dir: Path) -> set[int]:
     names = (path.stem.removeprefix("done_") for path in (run_dir / "manifests").glob("done_*.json"))
-    return {int(name) for name in names if name.isdecimal()}
+    asked = read_json(spec).get("steps", []) if (spec := run_dir / "spec.json").is_file() else []
+    return {*asked, *(int(name) for name in names if name.isdecimal())}
 
 
 def sweep(run_dir: Path) -> list[Path]:

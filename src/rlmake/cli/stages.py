@@ -51,7 +51,8 @@ def make_model(fingerprint: str) -> None:
 
 
 def train(fingerprint: str, step: str) -> None:
-    """Train to `step`, and make the earlier steps that were asked for on the way."""
+    """Train to `step`, and make the earlier steps that were asked for on the way: one that is a checkpoint of the
+    training's own is taken as it passes, for another one it stops and is continued."""
     from rlmake.cli import training
 
     spec = store.read_spec("train", fingerprint)
@@ -69,8 +70,9 @@ def train(fingerprint: str, step: str) -> None:
                 store.declare(artefact)
                 continue
             started, clock = now(), time.monotonic()
+            end = next(s for s in steps if s >= artefact.step and (s == last or training.stops_at(spec, s)))
             try:
-                facts = training.to_step(spec, placed(spec), artefact, name_of(spec), command())
+                facts = training.to_step(spec, placed(spec), artefact, end, name_of(spec), command())
             finally:
                 seconds = spent(folder, time.monotonic() - clock)
             files = training.checkpoint_files(artefact.path)

@@ -21,9 +21,9 @@ from rlmake.launch.supervise import RunDiverged
 
 
 def to_step(
-    spec: dict[str, Any], config: dict[str, Any], artefact: Artefact, name: str, command: list[str]
+    spec: dict[str, Any], config: dict[str, Any], artefact: Artefact, end: int, name: str, command: list[str]
 ) -> dict[str, Any]:
-    """Make checkpoint `artefact.step` complete and whole. Returns facts for its manifest.
+    """Make checkpoint `artefact.step` complete and whole, by training to `end`. Returns facts for its manifest.
 
     Raises `RunFailed` when the run fails; one that diverged is noted as a terminal failure.
     """
@@ -32,21 +32,29 @@ def to_step(
     there = step_dir(folder, step)
     if checkpoint.verify(there):
         reached = max([0, *(s for s in checkpoint.steps(folder) if not checkpoint.verify(step_dir(folder, s), False))])
-        cfg = _config(spec, config, step)
+        refuse_failed(folder, name)  # on the way to an earlier step
         try:
             if reached > step:
-                _aside(spec, cfg, artefact, name, command)
+                _aside(spec, _config(spec, config, step), artefact, name, command)
             else:
-                _run(spec, cfg, folder, name, command)
+                _run(spec, _config(spec, config, end), folder, name, command)
         except RunDiverged as error:
             noted = folder / "diverged.json"
             about = read_json(noted) if noted.is_file() else {}
             failure.record(folder, "diverged", about.get("reason", str(error)), about.get("step"))
-            raise
+            if checkpoint.verify(there, hashes=False):  # else what was asked for had been passed
+                raise
         if faults := checkpoint.verify(there, hashes=False):
             raise RunFailed(f"{name}: the run ended, but step {step} is no whole checkpoint: {faults[0]}")
     record = checkpoint.read(there)
     return {key: record[key] for key in ("policy_version", "world_size", "ledger", "attempt")}
+
+
+def stops_at(spec: dict[str, Any], step: int) -> bool:
+    """Whether a training must end at a step to have a checkpoint there: it is none of its own."""
+    config = spec["config"]
+    table = (config.get("trainer") or config).get("ckpt") or {}
+    return not table.get("interval") or step % table["interval"] != 0
 
 
 def refuse_failed(folder: Path, name: str) -> None:
