@@ -1,6 +1,5 @@
 """`rlmake accept`, `adopt`, `gc`, `pin`, `unpin`, `report`: what changes the store without building anything."""
 
-import argparse
 import subprocess
 import sys
 import time
@@ -12,12 +11,13 @@ from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.work import Work
 from rlmake.build.workflow import code_state
+from rlmake.cli.arguments import ArgumentParser
 from rlmake.core.errors import UserError, nearest
 
 
 def accept(argv: list[str]) -> int:
     """Declare that what is there is as good as what the configuration asks for now; recorded, with your reason."""
-    parser = argparse.ArgumentParser(prog="rlmake accept", description=accept.__doc__)
+    parser = ArgumentParser(prog="rlmake accept", description=accept.__doc__)
     parser.add_argument("target", help="a target, outputs/<run>/<artefact>")
     parser.add_argument("--reason", help="why the two are equivalent; it is shown in plans and cards")
     parser.add_argument("--revoke", action="store_true", help="take an earlier acceptance back")
@@ -71,7 +71,7 @@ def _work(registry: Registry, path: str) -> Work:
 
 def adopt(argv: list[str]) -> int:
     """Take a model directory, a checkpoint or a run that was started directly into the store, as a declared target."""
-    parser = argparse.ArgumentParser(prog="rlmake adopt", description=adopt.__doc__)
+    parser = ArgumentParser(prog="rlmake adopt", description=adopt.__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--as", dest="target", help="the target that it is (default: where it lies), or a run's name")
     args = parser.parse_args(argv)
@@ -84,7 +84,7 @@ def adopt(argv: list[str]) -> int:
 
 def gc(argv: list[str]) -> int:
     """Delete what no declared experiment, fork or pin needs; with --dry-run say what, how large, and why."""
-    parser = argparse.ArgumentParser(prog="rlmake gc", description=gc.__doc__)
+    parser = ArgumentParser(prog="rlmake gc", description=gc.__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted, and what is kept why")
     args = parser.parse_args(argv)
     entries = garbage.survey(Registry.load())
@@ -115,7 +115,7 @@ def _bytes(size: int) -> str:
 
 def pin(argv: list[str]) -> int:
     """Keep what a target stands for now, whatever becomes of its experiment file; without a target list the pins."""
-    parser = argparse.ArgumentParser(prog="rlmake pin", description=pin.__doc__)
+    parser = ArgumentParser(prog="rlmake pin", description=pin.__doc__)
     parser.add_argument("target", nargs="?", help="a target, or a place in outputs/.store")
     parser.add_argument("--reason", default="", help="why, shown by gc")
     args = parser.parse_args(argv)
@@ -133,7 +133,7 @@ def pin(argv: list[str]) -> int:
 
 def unpin(argv: list[str]) -> int:
     """Let go of a pin."""
-    parser = argparse.ArgumentParser(prog="rlmake unpin", description=unpin.__doc__)
+    parser = ArgumentParser(prog="rlmake unpin", description=unpin.__doc__)
     parser.add_argument("target", help="a target, or a place in outputs/.store, as it was pinned")
     args = parser.parse_args(argv)
     pinned = next((p for p in garbage.pins() if p["target"] == args.target), None)
@@ -163,7 +163,7 @@ def _unit(path: str) -> tuple[str, str]:
 
 def report(argv: list[str]) -> int:
     """Make the report of a grid (or a run) that is built; with --allow-missing of a grid that is half done."""
-    parser = argparse.ArgumentParser(prog="rlmake report", description=report.__doc__)
+    parser = ArgumentParser(prog="rlmake report", description=report.__doc__)
     parser.add_argument("name", help="a grid's or a run's name, or outputs/<name>/report.html")
     parser.add_argument("--allow-missing", action="store_true", help="cells that are not there are shown as missing")
     args = parser.parse_args(argv)

@@ -1,15 +1,15 @@
 """`rlmake inspect-data @ sft.toml -n 3`: rows as they will be trained, lengths, padding, and what is skipped."""
 
-import argparse
 import sys
 from typing import Any
 
+from rlmake.cli.arguments import ArgumentParser
 from rlmake.core.errors import ConfigError, Fault
 
 
 def inspect_data(argv: list[str]) -> int:
     """Rows of an SFT configuration as they will be trained: `inspect-data @ sft.toml [-n 3] [--val]`."""
-    parser = argparse.ArgumentParser(prog="rlmake inspect-data", description=inspect_data.__doc__, add_help=False)
+    parser = ArgumentParser(prog="rlmake inspect-data", description=inspect_data.__doc__, add_help=False)
     parser.add_argument("-n", type=int, default=3, metavar="ROWS", help="how many rows to show (default 3)")
     parser.add_argument("--val", action="store_true", help="the validation data (val.data)")
     parser.add_argument("-h", "--help", action="store_true", help="this text")

@@ -1,6 +1,5 @@
 """`rlmake card`, `diff`: what is known of a result, and how two runs differ."""
 
-import argparse
 import json
 import os
 from dataclasses import replace
@@ -13,13 +12,14 @@ from rlmake.build.experiments import FOLDER
 from rlmake.build.fingerprint import leaves
 from rlmake.build.registry import Registry
 from rlmake.build.work import Work
+from rlmake.cli.arguments import ArgumentParser
 from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import canonical, read_json
 
 
 def card(argv: list[str]) -> int:
     """Everything that is known of an artefact: a target, a place in the store, or a directory copied elsewhere."""
-    parser = argparse.ArgumentParser(prog="rlmake card", description=card.__doc__)
+    parser = ArgumentParser(prog="rlmake card", description=card.__doc__)
     parser.add_argument("path", type=Path)
     parser.add_argument("--json", action="store_true", help="print the whole record")
     args = parser.parse_args(argv)
@@ -96,7 +96,7 @@ def _evaluated(entry: dict[str, Any]) -> str:
 
 def diff(argv: list[str]) -> int:
     """How two runs differ: what counts for the result, then settings that do not count; and what each reached."""
-    parser = argparse.ArgumentParser(prog="rlmake diff", description=diff.__doc__)
+    parser = ArgumentParser(prog="rlmake diff", description=diff.__doc__)
     parser.add_argument("first", help="a run")
     parser.add_argument("second", help="a run")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

@@ -12,13 +12,14 @@ from rlmake.build.experiments import Run
 from rlmake.build.names import OUTPUTS
 from rlmake.build.registry import Registry
 from rlmake.build.workflow import amount
+from rlmake.cli.arguments import ArgumentParser
 from rlmake.core.errors import UserError, nearest
 
 SHOWN_LINKS = 12
 
 
 def _arguments(verb: Callable, argv: list[str], *flags: str, targets: str = "*") -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"rlmake {verb.__name__}", description=verb.__doc__)
+    parser = ArgumentParser(prog=f"rlmake {verb.__name__}", description=verb.__doc__)
     parser.add_argument("targets", nargs=targets, help="targets, outputs/<run>/<artefact>; default: all")
     if "--json" in flags:
         parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -68,7 +69,7 @@ def why(argv: list[str]) -> int:
 
 def ls(argv: list[str]) -> int:
     """Runs with what is published of them: name, kind, steps, state of each link."""
-    parser = argparse.ArgumentParser(prog="rlmake ls", description=ls.__doc__)
+    parser = ArgumentParser(prog="rlmake ls", description=ls.__doc__)
     parser.add_argument("names", nargs="*", help="runs, grids or folders of them; default: all")
     args = parser.parse_args(argv)
     registry = Registry.load()

@@ -1,6 +1,5 @@
 """`rlmake new`: an experiment file to begin with, from a template or another experiment, comments kept."""
 
-import argparse
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from typing import Any
 from rlmake.build import names
 from rlmake.build.experiments import FOLDER, SUITES
 from rlmake.build.registry import Registry
+from rlmake.cli.arguments import ArgumentParser
 from rlmake.config.layers import keys_by_line
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 
@@ -21,7 +21,7 @@ TEMPLATES = ("rl", "sft", "data", "init", "import", "suite")
 
 def new(argv: list[str]) -> int:
     """Write an experiment file to begin with: from a template, or from another experiment with its comments."""
-    parser = argparse.ArgumentParser(prog="rlmake new", description=new.__doc__)
+    parser = ArgumentParser(prog="rlmake new", description=new.__doc__)
     parser.add_argument("name", help="the run's name: experiments/<name>.toml; a suite's: evals/<name>")
     parser.add_argument("--template", help=f"{', '.join(TEMPLATES)} (default: rl; suite below evals/)")
     parser.add_argument("--from", dest="source", metavar="RUN", help="an experiment to copy instead")

@@ -1,6 +1,5 @@
 """`rlmake tail <run>`: all logs of a run as one, wherever it runs, and where it is in the queue."""
 
-import argparse
 import fcntl
 import os
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from rlmake.build import lease
 from rlmake.build.names import OUTPUTS
+from rlmake.cli.arguments import ArgumentParser
 from rlmake.core import slurm
 from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import read_json
@@ -78,7 +78,7 @@ def find(name: str) -> Run:
 def tail(argv: list[str]) -> int:
     """Follow all logs of a run, queued, running or ended, and say where it is in the queue. A job that SLURM holds
     because a node could not start it is released."""
-    parser = argparse.ArgumentParser(prog="rlmake tail", description=tail.__doc__)
+    parser = ArgumentParser(prog="rlmake tail", description=tail.__doc__)
     parser.add_argument("run", help="run name (the experiment's path), or its directory")
     parser.add_argument("-n", "--lines", type=int, default=10, help="lines of each log to begin with")
     parser.add_argument("--no-follow", action="store_true", help="print what there is and leave")
