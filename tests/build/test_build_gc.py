@@ -143,7 +143,7 @@ def test_best_is_checked_when_files_are_read(project):
     project.edit("t/sft.toml", "evals =", 'best.suite = "hold"\nevals =')
     (line,) = project.refused("outputs/t/data/data")
     assert line == (
-        "error: experiments/t/sft.toml: experiment.best.suite: there is no suite experiments/evals/hold.toml; "
+        "error: experiments/t/sft.toml:12: experiment.best.suite: there is no suite experiments/evals/hold.toml; "
         "did you mean 'held'?"
     )
     project.edit("t/sft.toml", '"hold"', '"held"')

@@ -32,7 +32,7 @@ def test_the_content_counts_and_a_pinned_file_may_be_missing(declare):
     assert declare(f'type = "gguf"\npath = "none.gguf"\n{pin}') == plain
     Path("b.gguf").write_bytes(b"GGUF two")
     assert declare('type = "gguf"\npath = "b.gguf"') != plain
-    with pytest.raises(ConfigError, match=r"experiments/m\.toml: source\.blake3: b\.gguf has another content"):
+    with pytest.raises(ConfigError, match=r"experiments/m\.toml:6: source\.blake3: b\.gguf has another content"):
         declare(f'type = "gguf"\npath = "b.gguf"\n{pin}')
 
 
