@@ -170,6 +170,7 @@ def test_verbs_on_a_build(project, call, tmp_path):
             call("diff", "t/sft", wrong)
     assert [line.split()[0] for line in call("ls", "t/grid")] == ["t/grid/group_size=4", "t/grid/group_size=8"]
     assert " 0 of 5 steps " in call("ls", "t/grid")[0]
+    assert "weights (not built)" in call("ls", "t/grid")[0]
     with pytest.raises(UserError, match="t/gird: no run, grid or folder; did you mean 't/grid'"):
         call("ls", "t/gird")
     for name in ("cosine", "grid"):

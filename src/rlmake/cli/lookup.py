@@ -17,6 +17,10 @@ from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import canonical, read_json
 
 
+def _parent(one: dict[str, Any]) -> str:
+    return " ".join([f"{one['role']}:", *filter(None, [one["ref"]]), f"{one['stage']}-{one['fingerprint']}"])
+
+
 def card(argv: list[str]) -> int:
     """Everything that is known of an artefact: a target, a place in the store, or a directory copied elsewhere."""
     parser = ArgumentParser(prog="rlmake card", description=card.__doc__)
@@ -38,7 +42,7 @@ def card(argv: list[str]) -> int:
         ("identity", f"{record['stage']}-{record['fingerprint']}"),
         ("content", record["content"]),
         *(("set", f"{key} = {value}") for key, value in sorted(record["set"].items())),
-        *(("parent", f"{p['role']}: {p['ref'] or ''} {p['stage']}-{p['fingerprint']}") for p in record["parents"]),
+        *(("parent", _parent(one)) for one in record["parents"]),
         *(("differs", one) for one in record["differences"]),
         *(("revision", f"{key}: {value}") for key, value in record["revisions"].items()),
         *(("accepted", f"{'; '.join(one['changes'])}; reason: {one['reason']}") for one in record["accepted"]),

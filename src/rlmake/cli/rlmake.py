@@ -9,7 +9,7 @@ from typing import Any
 from rlmake.build import explain, publish, store
 from rlmake.build import plan as build_plan
 from rlmake.build.experiments import Run
-from rlmake.build.names import OUTPUTS
+from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.workflow import amount
 from rlmake.cli.arguments import ArgumentParser
@@ -74,11 +74,15 @@ def ls(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     registry = Registry.load()
     unlinked: list[str] = []
+    asked: dict[str, list[Target]] = {}
+    for path in build_plan.targets_of_all(registry, include_manual=True):
+        target = registry.target(path)
+        asked.setdefault(target.run, []).append(target)
     for run in _under(registry, args.names):
         work = registry.work(run.name)
         reached = store.progress(work.artefact("checkpoint", work.last_step).folder) if work.last_step else 0
         steps = f"{reached} of {work.last_step} steps" if work.last_step else ""
-        state = _state(registry, run.name, unlinked)
+        state = _state(registry, asked.get(run.name, []), unlinked)
         print(f"{run.name:<32} {run.kind:<6} {steps:<14} {work.stage}-{work.fingerprint}  {state}")
     if unlinked:
         rest = f" and {len(unlinked) - SHOWN_LINKS} more" if len(unlinked) > SHOWN_LINKS else ""
@@ -208,14 +212,12 @@ def _because(row: dict[str, Any]) -> str:
     return "; ".join(str(explain.Change(**change)) for change in row["changes"])
 
 
-def _state(registry: Registry, name: str, unlinked: list[str]) -> str:
-    """What there is of a run; targets that only lack their link are added to `unlinked`."""
+def _state(registry: Registry, targets: list[Target], unlinked: list[str]) -> str:
+    """What there is of a run's targets; those that only lack their link are added to `unlinked`."""
     found = []
-    for path in (path for path in build_plan.targets_of_all(registry) if path.startswith(f"{OUTPUTS}/{name}/")):
-        target = registry.target(path)
-        if target.run != name:
-            continue
-        leaf, artefact = path.removeprefix(f"{OUTPUTS}/{name}/"), registry.artefact(target)
+    for target in targets:
+        path, artefact = target.path, registry.artefact(target)
+        leaf = path.removeprefix(f"{OUTPUTS}/{target.run}/")
         link = Path(path)
         if publish.points(link, artefact.path) and store.finished(artefact):
             found.append(leaf)
