@@ -110,7 +110,7 @@ def record(attempt: Attempt, entry: str, argv: Sequence[str], files: Sequence[Pa
     """
     commands = attempt.config_dir / "command.txt"
     before = commands.read_bytes() if commands.exists() else b""  # components that are started one by one: a line each
-    shown = ["env", *argv] if argv[0] == "eval" else argv  # `eval` alone is a word of the shell
+    shown = ["env", *argv] if argv[:1] == ["eval"] else argv  # `eval` alone is a word of the shell
     write_bytes(commands, before + (shlex.join(shown) + "\n").encode())
     if files:
         parts = [f"# @ {path}\n".encode() + Path(path).read_bytes() for path in files]
