@@ -51,6 +51,18 @@ def test_a_strange_configuration_is_a_row_as_others(listed, run, outputs, file, 
     assert found["odd"]["last_step"] == 1 and found["odd"]["error"] is None and found["demo"]["last_step"] == 3
 
 
+def test_without_metrics_the_checkpoints_say_how_far_a_run_is(listed, run, outputs):
+    for name, step in (("whole", 4), ("half", 2)):
+        write(outputs / name / "logs/attempt_1/trainer.log", "hello\n")
+        write(outputs / name / "configs/attempt_1/resolved/sft.json", '{"max_steps": 4, "monitors": {"file": null}}')
+        write(outputs / name / f"checkpoints/step_{step}/COMPLETE", "{}")
+        (outputs / name / "checkpoints/step_9").mkdir()
+    found = listed()
+    assert [(found[name]["state"], found[name]["last_step"]) for name in ("whole", "half")] == [
+        ("finished", 4), ("running", 2),
+    ]  # fmt: skip
+
+
 def test_metrics_that_are_no_file_are_named_and_hold_nobody_up(listed, ask, run, outputs):
     for name, make in (("folder", os.mkdir), ("pipe", os.mkfifo)):
         path = bare(outputs, name) / "monitors/file/metrics.jsonl"

@@ -11,7 +11,7 @@ from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.work import Work
 from rlmake.build.workflow import code_state
-from rlmake.cli.arguments import ArgumentParser
+from rlmake.core.arguments import ArgumentParser
 from rlmake.core.errors import UserError, nearest
 
 

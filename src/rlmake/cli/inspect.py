@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from rlmake.cli.arguments import ArgumentParser
+from rlmake.core.arguments import ArgumentParser
 from rlmake.core.errors import ConfigError, Fault
 
 

@@ -12,7 +12,7 @@ from rlmake.build.experiments import FOLDER
 from rlmake.build.fingerprint import leaves
 from rlmake.build.registry import Registry
 from rlmake.build.work import Work
-from rlmake.cli.arguments import ArgumentParser
+from rlmake.core.arguments import ArgumentParser
 from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import canonical, read_json
 

@@ -12,7 +12,7 @@ from rlmake.build.experiments import Run
 from rlmake.build.names import OUTPUTS, Target
 from rlmake.build.registry import Registry
 from rlmake.build.workflow import amount
-from rlmake.cli.arguments import ArgumentParser
+from rlmake.core.arguments import ArgumentParser
 from rlmake.core.errors import UserError, nearest
 
 SHOWN_LINKS = 12

@@ -12,8 +12,8 @@ from typing import Any
 from rlmake.build import names
 from rlmake.build.experiments import FOLDER, SUITES
 from rlmake.build.registry import Registry
-from rlmake.cli.arguments import ArgumentParser
 from rlmake.config.layers import keys_by_line
+from rlmake.core.arguments import ArgumentParser
 from rlmake.core.errors import ConfigError, Fault, UserError, nearest
 
 TEMPLATES = ("rl", "sft", "data", "init", "import", "suite")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rlmake.build import lease
 from rlmake.build.names import OUTPUTS
-from rlmake.cli.arguments import ArgumentParser
 from rlmake.core import slurm
+from rlmake.core.arguments import ArgumentParser
 from rlmake.core.errors import UserError, nearest
 from rlmake.core.jsonio import read_json
 from rlmake.launch.progress import Follower

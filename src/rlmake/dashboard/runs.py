@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlmake.core.rundir import numbered
 from rlmake.dashboard import confine
 from rlmake.dashboard.confine import NotThere
 from rlmake.dashboard.run import CONFIGS, Run, load, parsed, table
@@ -92,7 +93,7 @@ class Runs:
             config = run.load(resolved / "trainer.json")
         updated, created = _times(run)
         max_steps = config.get("max_steps") if _whole(config.get("max_steps")) else None
-        last = self._last_step(run)
+        last = self._last_step(run) or _kept_step(run)
         faults = [run.elsewhere]
         if not config and _is_file(file, run.roots):
             faults.append(f"{file.name}: no configuration can be read there")
@@ -296,6 +297,15 @@ def _times(run: Run) -> tuple[float, float]:
     except OSError:
         created = min(times, default=updated)
     return updated, created
+
+
+def _kept_step(run: Run) -> int | None:
+    """The newest complete checkpoint: what is known of the progress of a run without the file monitor."""
+    try:
+        steps = reversed(numbered(run.work / "checkpoints").items())
+    except OSError:  # no right to look
+        return None
+    return next((step for step, folder in steps if _is_file(folder / "COMPLETE", run.reach)), None)
 
 
 def _state(run: Run, kind: str, last: int | None, max_steps: int | None, updated: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import uvicorn
 from setproctitle import setproctitle
 
+from rlmake.core.arguments import ArgumentParser
 from rlmake.core.errors import UserError
 from rlmake.dashboard.view import LONGEST, Hub
 
@@ -18,7 +19,7 @@ DEFAULT_DIR = "outputs"
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dashboard", description="Runs in a browser: metrics, traces, logs, configurations, reports. Read-only."
     )
     parser.add_argument(

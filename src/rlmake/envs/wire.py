@@ -23,7 +23,7 @@ from loguru import logger
 from verifiers.v1.serve import EpisodeAssembly
 from verifiers.v1.serve.delta import TraceSummary
 
-from rlmake.core.garbage import without_cycles
+from rlmake.core.collector import without_cycles
 from rlmake.core.offload import off_loop
 
 HEALTH_SECONDS, GONE_SECONDS = 10.0, 120.0

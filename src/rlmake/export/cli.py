@@ -3,9 +3,10 @@
 import argparse
 import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from rlmake.core.errors import UserError, nearest
+from rlmake.core.arguments import ArgumentParser
+from rlmake.core.errors import UserError
 from rlmake.export.staging import restore
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -80,15 +81,8 @@ def _default(format_: str, source: Path) -> Path:
     return source.with_name(f"{source.name}-{'FP8' if format_ == 'fp8' else 'BF16'}")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        if match := re.search(r"invalid choice: '([^']*)'", message):
-            message = f"no format '{match[1]}'{nearest(match[1], FORMATS)}; there are {', '.join(FORMATS)}"
-        raise UserError(f"{self.prog}: {message}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="rlmake export", description="Convert a checkpoint or a model directory.")
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="rlmake export", description="Convert a checkpoint or a model directory.")
     formats = parser.add_subparsers(dest="format", required=True, metavar=f"{{{','.join(FORMATS)}}}")
     for name, what, about in (
         ("bf16", "CHECKPOINT", "a checkpoint (…/checkpoints/step_<n>) as bf16 safetensors"),

@@ -11,8 +11,8 @@ from loguru import logger
 from rlmake import monitors, transport
 from rlmake.algorithms import AlgorithmContext, Endpoint
 from rlmake.algorithms import build as build_algorithm
+from rlmake.core.collector import collect_grown, collected_on_growth
 from rlmake.core.errors import UserError
-from rlmake.core.garbage import collect_grown, collected_on_growth
 from rlmake.core.offload import off_loop
 from rlmake.core.rundir import RunContext
 from rlmake.envs.client import EnvHandle, connect_all, engine_client

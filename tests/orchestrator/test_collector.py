@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from rlmake.core import garbage
+from rlmake.core import collector
 
 
 class Node:
@@ -12,19 +12,19 @@ class Node:
 
 
 def test_cycles_are_collected_when_there_are_many(monkeypatch):
-    monkeypatch.setattr(garbage, "GROWTH", 5_000)
-    with garbage.collected_on_growth():
+    monkeypatch.setattr(collector, "GROWTH", 5_000)
+    with collector.collected_on_growth():
         first = weakref.ref(Node())
-        garbage.collect_grown()
+        collector.collect_grown()
         assert first() is not None, "a few are left where they are"
         for _ in range(10_000):
             Node()
-        garbage.collect_grown()
+        collector.collect_grown()
         assert first() is None
         kept = [{"n": [number]} for number in range(10_000)]
         del kept
         second = weakref.ref(Node())
-        garbage.collect_grown()
+        collector.collect_grown()
         assert second() is not None, "what went by itself is no growth"
     assert gc.isenabled()
 
@@ -34,9 +34,9 @@ def test_a_list_of_numbers_is_freed_without_the_collector():
         pass
 
     values = Numbers([1.5] * 1000)
-    garbage.without_cycles(values)
+    collector.without_cycles(values)
     assert not gc.is_tracked(values)
-    garbage.without_cycles(values)  # twice is no harm
+    collector.without_cycles(values)  # twice is no harm
     values.append(2.5)
     gone = weakref.ref(values)
     del values
