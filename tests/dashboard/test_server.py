@@ -45,7 +45,8 @@ def test_the_next_free_port_is_taken(monkeypatch):
     ("argv", "words"),
     [
         (["nowhere"], "nowhere: no such directory"), (["--port", "x"], "invalid int"),
-        (["--prot", "1"], "did you mean '--port'?"), (["a.txt"], "not a directory"),
+        (["--prot", "1"], "--prot: unknown option; did you mean '--port'?"), (["a.txt"], "not a directory"),
+        ([""], "output_dir is empty"), (["--host", ""], "--host is empty"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(tmp_path, argv, words):

@@ -73,6 +73,12 @@ def test_torn_row_of_a_killed_writer_costs_only_itself(tmp_path):
     assert monitors.series(monitors.read(tmp_path), "x") == [(1, 1.0), (2, 2.0)], "nor the mark of the next attempt"
 
 
+def test_a_path_that_is_no_folder_is_named_with_its_key(tmp_path):
+    (tmp_path / "there").write_text("")
+    with pytest.raises(UserError, match=r"monitors\.file\.path: \S+/there: File exists; expected a folder"):
+        monitors.mark_attempt(context(tmp_path), 0, tmp_path / "there")
+
+
 def test_a_row_that_a_full_disk_has_cut_costs_only_itself(tmp_path, monkeypatch, warnings):
     m, write = monitors.setup(ON, "trainer", context(tmp_path)), os.write
     other = monitors.setup(ON, "orch", context(tmp_path))

@@ -32,7 +32,12 @@ class Run:
         notes = [*self.folder.glob("submitted-checkpoint-*.json"), self.folder / "launcher" / "job.json"]
         notes = [path for path in notes if path.is_file()]
         newest = max(notes, key=lambda path: path.stat().st_mtime, default=None)
-        return read_json(newest)["job"] if newest is not None else None
+        if newest is None:
+            return None
+        note = read_json(newest)
+        if not isinstance(note, dict) or not isinstance(note.get("job"), str):
+            raise UserError(f"{newest}: job: expected the number of a SLURM job; remove the file if it is of no use")
+        return note["job"]
 
     def log_dir(self) -> Path | None:
         """The logs of the newest attempt."""
@@ -83,6 +88,8 @@ def tail(argv: list[str]) -> int:
     parser.add_argument("-n", "--lines", type=int, default=10, help="lines of each log to begin with")
     parser.add_argument("--no-follow", action="store_true", help="print what there is and leave")
     args = parser.parse_args(argv)
+    if args.lines < 0:
+        raise UserError(f"rlmake tail: --lines: expected a number from 0 on, not {args.lines}")
     run = find(args.run)
     try:
         return _follow(run, args.lines, once=args.no_follow)
@@ -171,5 +178,5 @@ def _files(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if name != PER_RANK)
         for name in sorted(names):
             path = Path(root) / name
-            if name.endswith(".log") and not path.is_symlink():
+            if name.endswith(".log") and path.is_file() and not path.is_symlink():
                 yield path

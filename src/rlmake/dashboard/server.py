@@ -37,7 +37,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         metavar="NAME",
         help="another host name under which it may be asked",
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if "" in args.output_dirs:
+        raise UserError("dashboard: output_dir is empty; expected a directory that holds runs")
+    if not args.host:
+        raise UserError("dashboard: --host is empty; expected an address to listen on, as 127.0.0.1")
+    return args
 
 
 def bind(host: str, port: int | None) -> socket.socket:

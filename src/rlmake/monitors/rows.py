@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlmake.core.errors import FULL, UserError
 from rlmake.core.rundir import RunContext, file_monitor_dir
 from rlmake.monitors.file import METRICS, RowFile
 
@@ -29,7 +30,14 @@ def mark_attempt(ctx: RunContext, step: int, folder: Path | None = None) -> None
 
     What earlier attempts logged behind it belongs to an abandoned future, and `read` leaves it out.
     """
-    file = RowFile((folder or file_monitor_dir(ctx.run_dir)) / METRICS)
+    try:
+        file = RowFile((folder or file_monitor_dir(ctx.run_dir)) / METRICS)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise UserError(
+            f"monitors.file.path: {error.filename}: {error.strerror}; expected a folder to write to"
+        ) from None
     file.heal()
     file.append(
         {"step": step, "time": time.time(), "producer": LAUNCHER, "attempt": ctx.attempt, "attempt/start": step}

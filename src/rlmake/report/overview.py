@@ -3,7 +3,6 @@
 rlmake overview algorithms --out outputs/algorithms.html      every built run below experiments/algorithms/
 """
 
-import argparse
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rlmake import __version__
 from rlmake.build.names import OUTPUTS
+from rlmake.core.arguments import ArgumentParser
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json, write_bytes
 from rlmake.monitors import series
@@ -50,7 +50,7 @@ class Learned:
 
 def overview(argv: list[str]) -> int:
     """Several built runs on one page: evaluations before and after each, and how the reward went in training."""
-    parser = argparse.ArgumentParser(prog="rlmake overview", description=overview.__doc__)
+    parser = ArgumentParser(prog="rlmake overview", description=overview.__doc__)
     parser.add_argument("runs", nargs="+", help="runs, or folders of experiments/ whose built runs are meant")
     parser.add_argument("--out", required=True, type=Path, help="the page to write")
     args = parser.parse_args(argv)

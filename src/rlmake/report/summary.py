@@ -1,15 +1,15 @@
 """`rlmake summary`: a run in three lines, what the evaluations say before and after it, and where its weights are."""
 
-import argparse
 from pathlib import Path
 
 from rlmake.core import jsonio
+from rlmake.core.arguments import ArgumentParser
 from rlmake.core.errors import UserError
 
 
 def summary(argv: list[str]) -> int:
     """A run in three lines: an evaluation of the run it came from, the same of its own weights, where they are."""
-    parser = argparse.ArgumentParser(prog="rlmake summary", description=summary.__doc__)
+    parser = ArgumentParser(prog="rlmake summary", description=summary.__doc__)
     parser.add_argument("run", help="a built run")
     parser.add_argument("--before", required=True, help="the run to compare with")
     parser.add_argument("--suite", required=True, help="the suite that both were evaluated on")
