@@ -195,6 +195,14 @@ async def test_vllms_page_is_read():
     assert third.preemptions == 0, "the engine was restarted"
 
 
+async def test_what_the_metrics_of_a_step_saw_is_not_hidden_from_the_controller():
+    reader = LoadReader([client_of([VLLM % (count, 0, 0, 0, 0, 0.0) for count in (5, 8, 9, 9)])])
+    await reader.read()
+    await reader.look()
+    assert [(await reader.read())[0].preemptions for _ in range(2)] == [4, 0]
+    reader.report()
+
+
 async def test_our_engines_page_is_read_and_engines_are_told_apart():
     stats = Stats(3, 1, 0.5, 4096, 2, 10, 20, {"stop": 4, "length": 1}, 7, False)
     page = metrics.render(stats, 'a "model"')

@@ -11,6 +11,7 @@ import pytest
 from rlmake import monitors
 from rlmake.core.errors import UserError
 from rlmake.core.rundir import RunContext
+from rlmake.monitors import console
 from rlmake.monitors.console import step_line
 
 ON = SimpleNamespace(file=SimpleNamespace(path=None))
@@ -127,6 +128,18 @@ def test_off_and_other_ranks_write_nothing(tmp_path):
     monitors.setup(SimpleNamespace(file=None), "trainer", context(tmp_path)).log(1, {"x": 1.0})
     monitors.setup(ON, "trainer", context(tmp_path), rank=1).log(1, {"x": 1.0})
     assert not (tmp_path / "monitors").exists()
+
+
+def test_console_lines_say_what_is_left(monkeypatch):
+    """From the second step of an attempt on, and not of an endless run."""
+    said = []
+    monkeypatch.setattr(console.logger, "success", said.append)
+    for last in (10, None):
+        monitor = console.ConsoleMonitor("orch", last)
+        for step, now in ((5, 100.0), (6, 130.0), (8, 700.0), (10, 720.0)):
+            monitor.log({"step": step, "time": now, "time/step": 1.0})
+    lefts = [line.partition(" | ETA ")[2] for line in said]
+    assert lefts == ["", "0:02:00", "0:06:40", "", "", "", "", ""]
 
 
 def test_console_line():

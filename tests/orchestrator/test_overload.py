@@ -8,18 +8,14 @@ from rlmake.orchestrator.health import advise
 
 
 async def test_overload_cancels_the_youngest_groups_and_starts_them_again(make_run, monkeypatch, slow_engine):
+    class Full(slow_engine):
+        async def metrics(self, request):
+            self.preempted += max(0, self.running - 2)
+            return await super().metrics(request)
+
     monkeypatch.setattr("rlmake.inference.concurrency.POLL_SECONDS", 0.05)
-    run = make_run(deterministic=False, max_steps=10, concurrency={"max_inflight": 64, "initial_inflight": 32})
-    engine = slow_engine(delay=0.1)
-    engine.preempted = 0
-    async with run.attempt(engine=engine) as (task, trainer, _, orchestrator):
-        while len(engine.requests) < 40:
-            assert not task.done()
-            await asyncio.sleep(0.01)
-        engine.preempted = 7
-        while orchestrator.steering.controller.max_inflight >= 32:
-            assert not task.done()
-            await asyncio.sleep(0.01)
+    run = make_run(deterministic=False, max_steps=10, concurrency={"max_inflight": 32, "initial_inflight": 32})
+    async with run.attempt(engine=Full(delay=0.1)) as (task, trainer, _, orchestrator):
         await asyncio.wait_for(task, 120)
         accounts = orchestrator.accounts
     rows = [row for row in run.rows() if row["producer"] == "orch"]

@@ -39,7 +39,7 @@ HISTOGRAMS = {
 
 @dataclass(frozen=True)
 class Load:
-    """One engine at one moment. `preemptions` since the last reading; `capacity` is its KV cache in tokens."""
+    """One engine at one moment. `preemptions` since the last `read`; `capacity` is its KV cache in tokens."""
 
     kv_usage: float
     running: int
@@ -67,20 +67,29 @@ def parse(text: str) -> Samples:
 
 
 class LoadReader:
-    """Reads all engines of a run together. `read` is one round; `report` sums up the rounds since the last report."""
+    """Reads all engines of a run together. `read` is one round for the controller, `look` one for the metrics alone;
+    `report` sums up the rounds of both since the last report."""
 
     def __init__(self, clients: Sequence[httpx.AsyncClient], roles: Sequence[str] = ()):
         """`clients`: one for each engine, at its root (without /v1). `roles`: of each, "prefill" among them."""
         self.clients = list(clients)
         self.roles = [*roles, *[""] * (len(self.clients) - len(roles))]
         self._counters: list[dict[str, float]] = [{} for _ in self.clients]
+        self._preempted = [0.0] * len(self.clients)  # since the last `read`
         self._window = _Window()
         self._reading = asyncio.Lock()
 
     async def read(self) -> list[Load]:
         """A sample of each engine. Raises `Unreadable` naming the first that gives none."""
         async with self._reading:  # an older page must not be compared with a newer one
-            return await self._read()
+            loads = await self._read()
+            self._preempted = [0.0] * len(self.clients)
+            return loads
+
+    async def look(self) -> None:
+        """`read` without taking anything from the next one, which still tells the preemptions seen here."""
+        async with self._reading:
+            await self._read()
 
     async def _read(self) -> list[Load]:
         pages = await asyncio.gather(*(_page(client) for client in self.clients))
@@ -90,13 +99,14 @@ class LoadReader:
             before = self._counters[number]
             grown = {name: max(0.0, value - before.get(name, value)) for name, value in counters.items()}
             self._counters[number] = counters
+            self._preempted[number] += grown["preemptions"]
             gauges = {name: _total(samples, series) for name, series in GAUGES.items()}
             loads.append(
                 Load(
                     gauges["kv_cache_usage"],
                     int(gauges["num_requests_running"]),
                     int(gauges["num_requests_waiting"]),
-                    int(grown["preemptions"]),
+                    int(self._preempted[number]),
                     _capacity(samples),
                     self.roles[number],
                 )

@@ -1,6 +1,7 @@
 """The console line of a step, in the one form that people (and their scripts) read from the logs."""
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from loguru import logger
@@ -53,11 +54,21 @@ def step_line(producer: str, row: Mapping[str, Any]) -> str | None:
 
 
 class ConsoleMonitor(Monitor):
-    """Logs the step's line at level SUCCESS."""
+    """Logs the step's line at level SUCCESS. `last`: the run's last step, None for an endless one."""
 
-    def __init__(self, producer: str):
-        self._producer = producer
+    def __init__(self, producer: str, last: int | None = None):
+        self._producer, self._last = producer, last
+        self._first: tuple[int, float] | None = None  # (step, time) of this attempt's first line
 
     def log(self, row: Mapping[str, Any]) -> None:
         if line := step_line(self._producer, row):
-            logger.success(line)
+            logger.success(line + self._left(row["step"], row["time"]))
+
+    def _left(self, step: int, now: float) -> str:
+        """What the rest takes at the pace of the steps so far, which holds evaluations and checkpoints too."""
+        if self._first is None:
+            self._first = step, now
+        done = step - self._first[0]
+        if self._last is None or step >= self._last or done < 1:
+            return ""
+        return f" | ETA {timedelta(seconds=round((now - self._first[1]) / done * (self._last - step)))}"

@@ -89,9 +89,10 @@ class Monitors:
             logger.warning(message)
 
 
-def setup(config: Any, producer: str, ctx: RunContext, rank: int = 0) -> Monitors:
+def setup(config: Any, producer: str, ctx: RunContext, rank: int = 0, last: int | None = None) -> Monitors:
     """The monitors of the `monitors` table `config` for one producer ("trainer", "orch", "eval").
 
+    `last` is the run's last step, None for an endless one: the console says what is left.
     Only rank 0 logs metrics. Other ranks annotate traces, as the producer `<producer>.<rank>`, and need no condition.
     Raises `UserError` naming the monitor when one can't start.
     """
@@ -106,5 +107,5 @@ def setup(config: Any, producer: str, ctx: RunContext, rank: int = 0) -> Monitor
         except Exception as error:
             raise UserError(f"monitors.{name}: can't start: {error}") from error
     if rank == 0:
-        monitors["console"] = ConsoleMonitor(producer)
+        monitors["console"] = ConsoleMonitor(producer, last)
     return Monitors(monitors, producer, ctx.attempt, rows=rank == 0)

@@ -68,7 +68,7 @@ class Orchestrator:
             await self._ship(step, units)
             counted = self.progress.add(units)
             await self.checkpoints.after(step, units)
-            await self.steering.read()
+            await self.steering.look()
             await self._report(step, units, counted)
         if self.config.max_steps is not None:
             await self.collector.finish(self.config.max_steps)
@@ -182,7 +182,7 @@ class Orchestrator:
         """Connect to engines and environments, build the components, restore the state."""
         config, ctx = self.config, self.ctx
         self.begun = self.resumed.step if self.resumed else 0
-        self.monitors = monitors.setup(config.monitors, "orch", ctx)
+        self.monitors = monitors.setup(config.monitors, "orch", ctx, last=config.max_steps)
         names = [source.name for source in config.train.source]
         self.accounts, self.window, self.progress = Accounts(names), Window(names), Progress()
         self.clock, self.lag, self.warnings, self.useful = Clock(time.monotonic), LoopLag(), Warnings(), 0

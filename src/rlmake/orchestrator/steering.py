@@ -27,7 +27,7 @@ class Steering:
     async def open(self) -> None:
         """The first reading. Raises `UserError` when it is needed and an engine gives none."""
         if self.controller.pinned:
-            await self.read()
+            await self.look()
         else:
             self.controller.poll(await require(self.reader, KEY), 0)
 
@@ -35,12 +35,12 @@ class Steering:
         """What must run beside the main loop: nothing when the number is pinned."""
         return [] if self.controller.pinned else [lambda: steer(self.controller, self.reader, inflight, cut)]
 
-    async def read(self) -> None:
+    async def look(self) -> None:
         """A reading for the step's metrics; an engine that gives none costs the metrics only."""
         if not self.collect:
             return
         try:
-            await self.reader.read()
+            await self.reader.look()
         except Unreadable as error:
             if not self._told:
                 logger.warning(f"{error}: no inference/* metrics")

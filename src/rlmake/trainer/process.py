@@ -34,7 +34,7 @@ def run(config_class: type, train: Callable[..., int]) -> int:
         cp=config.model.cp,
         timeout_s=config.dist_timeout_seconds,
     )
-    monitors = setup(config.monitors, "trainer", ctx, world.rank)
+    monitors = setup(config.monitors, "trainer", ctx, world.rank, config.max_steps)
     code = None
     try:
         with traced(config.trace_path, world):
