@@ -252,6 +252,36 @@ def test_a_misspelt_axis_is_said_once(project):
     assert len(project.refused("all")) == 1
 
 
+def test_a_fault_in_every_cell_is_the_file_s(project):
+    """Said once, also where a file without a grid extends the grid's."""
+    text = (project.root / "experiments/t/sft.toml").read_text()
+    project.write("t/grid.toml", f"{text}[loss_mask]\nuser = 7\n[experiment.grid]\nseed = [0, 1]\n")
+    project.write("t/on.toml", '[experiment]\nkind = "sft"\nextends = ["grid.toml"]\n')
+    (line,) = project.refused("all")
+    assert "t/grid.toml:" in line and "cell" not in line
+
+
+def test_a_misspelt_word_of_a_grid(project):
+    text = (project.root / "experiments/t/sft.toml").read_text()
+    project.write("t/sft.toml", text + "[experiment.grid]\nseed = [0, 1]\ninclud = [{seed = 3}]\n")
+    assert all("(axis 'includ'; did you mean 'include'?" in line for line in project.refused("all"))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('{id = "reverse-text", pth = "x.jsonl"}', "taskset.pth: unknown key; did you mean 'path'?"),
+        ('{id = "reverse-text"}', "taskset.path: is needed"),
+        ('{id = "kuhn-poker", sede = 1}', "taskset.sede: unknown key; 'kuhn-poker' has id, system_prompt, task"),
+    ],
+)
+def test_keys_of_a_taskset_that_ships_are_known_to_the_plan(project, table, said):
+    text = (project.root / "experiments/evals/held.toml").read_text()
+    project.write("evals/held.toml", re.sub(r"env\.taskset\.id.*\n|env\.taskset\.path.*\n", "", text))
+    project.edit("evals/held.toml", "[[source]]", f"[[source]]\nenv.taskset = {table}")
+    assert any(said in line for line in project.refused("all"))
+
+
 def test_a_fault_that_many_files_share_is_said_once(project):
     """Of a fragment that they extend; a file with another fault beside it keeps its own line."""
     project.write("base/gone.toml", '[source]\ntype = "file"\npaths.train = "gone.jsonl"\n')
@@ -296,6 +326,10 @@ def test_names_in_a_file_that_are_nearly_right(project):
         ("outputs/t/data", "is a run (data); ask for a target of it, outputs/t/data/ and one of data"),
         ("outputs/t/grid/seed=7", "no cell 'seed=7'; did you mean 'seed="),
         ("outputs/t/grid/weights", "a grid yields report.html"),
+        ("t/sft/weights", "no target; did you mean 'outputs/t/sft/weights'?"),
+        ("t/stf", "no target; targets are written outputs/<run>/<artefact>; did you mean 't/sft'?"),
+        ("outputs/evals/held/weights", "no target; targets are written outputs/<run>/<artefact>"),
+        ("outputs/base/cpu/weights", "experiments/base/cpu.toml declares no run: its [experiment] has no 'kind'"),
     ],
 )
 def test_a_whole_run_or_grid_is_told_what_to_ask_for(project, path, said):
@@ -303,3 +337,6 @@ def test_a_whole_run_or_grid_is_told_what_to_ask_for(project, path, said):
     project.write("t/grid.toml", f"{text}[experiment.grid]\nseed = [0, 1]\n")
     with pytest.raises(UserError, match=re.escape(said)):
         verbs.load("why")([path])
+    (project.root / "outputs/t/sft").mkdir(parents=True)  # as a build leaves it
+    with pytest.raises(UserError, match=re.escape(said)):
+        verbs.load("card")([path])

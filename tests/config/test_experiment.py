@@ -57,6 +57,8 @@ def test_axes_stand_beside_the_words_of_a_grid_quoted_or_nested(load):
         ('kind = "rl"\n[experiment.grid]\na = [[0, {x = inf}]]', "experiment.grid.a: must be finite, not inf"),
         ('kind = "rl"\n[experiment.grid]\na = [0]\ninclude = [{a = nan}]', "experiment.grid.include.0.a: must be finite, not nan"),
         ('kind = "rl"\n[experiment.grid]\na = [0]\nexclude = [{a = nan}]', "experiment.grid.exclude.0.a: must be finite, not nan"),
+        ("max_steps = 3", "run.toml:2: experiment.max_steps: unknown key; known here: best, evals, extends, grid, kind, manual, seconds_per_step; the run's own keys stand above the first [table]"),
+        ('kind = "rl"\n[experiment.grid]\n"experiment.evals" = [[]]', "experiment.evals: an axis is a key of the run's configuration"),
         ('kind = "rl"\n[experiment.grid]\na = [0]\nbaseline = {a = -inf}', "experiment.grid.baseline.a: must be finite, not -inf"),
     ],
 )  # fmt: skip

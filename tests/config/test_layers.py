@@ -3,7 +3,8 @@
 import pytest
 from config_samples import SOURCE
 
-from rlmake.config import EvalConfig, RLConfig, SFTConfig, compose, parse_argv
+from rlmake.config import EvalConfig, ExperimentTable, RLConfig, SFTConfig, compose, parse_argv
+from rlmake.config.faults import EXPERIMENT
 from rlmake.config.layers import Composed, line_of, load_layer, overlay
 from rlmake.core.errors import ConfigError, UserError
 
@@ -94,6 +95,29 @@ def test_unknown_options_are_refused_with_a_suggestion(write):
     )
     text = faults("@", "base.toml", "--trainer.optim.learning-rate", "1")
     assert text.startswith("command line: trainer.optim.learning_rate: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("optim.lr", "optim: unknown key; there is 'trainer.optim'"),
+        ("trainer.lr", "trainer.lr: unknown key; there is 'trainer.optim.lr'"),
+        ("warmup_steps", "warmup_steps: unknown key; there is 'trainer.scheduler.warmup_steps'"),
+        (
+            "orchestrator.group_size",
+            "orchestrator.group_size: unknown key; there is 'orchestrator.eval.group_size' and "
+            "'orchestrator.train.group_size'",
+        ),
+        ("manual", "manual: unknown key; 'manual' belongs into the table [experiment]"),
+    ],
+)
+def test_a_key_that_belongs_into_another_table_is_told_where(write, key, hint):
+    write("m.toml", f"{key} = 1\n")
+    assert f"m.toml:1: {hint}" in faults("@", "base.toml", "@", "m.toml").splitlines()
+
+
+def test_keys_of_the_build_are_known_by_name():
+    assert set(EXPERIMENT) == set(ExperimentTable.model_fields)
 
 
 def test_true_and_false_are_no_numbers(write):

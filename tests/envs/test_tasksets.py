@@ -10,6 +10,8 @@ import verifiers.v1 as vf
 from env_fakes import FakeEngine, serving
 from fastapi import Request
 
+from rlmake.build.revisions import TASKSETS
+from rlmake.build.rows import COMMON, OPTIONS
 from rlmake.config.renderer import RendererConfig
 from rlmake.envs import plugins
 from rlmake.envs.made import alphabet_sort, kuhn_poker, phone_book
@@ -210,3 +212,15 @@ def test_alphabet_sort_scores():
     assert alphabet_sort.answers(turns) == ["a b", "a b c"]
     assert alphabet_sort.score(["a b", "a b c"], turns) == 1.0
     assert alphabet_sort.score(["a b"], turns) == 0.5 and alphabet_sort.score([], turns) == 0.0
+
+
+def test_the_plan_knows_the_keys_of_every_taskset_that_ships():
+    plugins.register()
+    from verifiers.v1.utils import loaders
+
+    fields = {name: loaders.taskset_config_type(name).model_fields for name in TASKSETS}
+    assert {name: set(found) for name, found in fields.items()} == {
+        name: {*own, *COMMON} for name, own in OPTIONS.items()
+    }
+    needed = {name: [key for key, field in found.items() if field.is_required()] for name, found in fields.items()}
+    assert needed == {name: list(own[:1]) for name, own in OPTIONS.items()}

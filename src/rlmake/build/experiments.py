@@ -12,6 +12,7 @@ from typing import Any
 
 from rlmake import config as schema
 from rlmake.build import names
+from rlmake.config.experiment import GRID_WORDS
 from rlmake.config.faults import placed
 from rlmake.config.fields import semantic_part
 from rlmake.config.grid import Cell, expand
@@ -27,6 +28,7 @@ CLASSES = {
     "sft": schema.SFTConfig,
     "rl": schema.RLConfig,
 }
+EVERY = "in every cell"
 STAGE_OF_KIND = {"data": "data", "init": "model", "import": "model", "sft": "train", "rl": "train"}
 
 
@@ -208,8 +210,11 @@ def _load_runs(file: Path, found: Experiments, fragments: dict[str, Composed]) -
     if refused or not cells:
         found.broken.add(name)
     for fault, where in refused.items():
-        axis = next((f"axis '{key}', " for key in table.grid.axes if _names(fault, key)), "")
-        found.faults.append(Fault(f"{fault.message} ({axis}{_cells(where, len(cells))})", fault.key, fault.file))
+        axis = next((f"axis '{key}'{_word(key)}, " for key in table.grid.axes if _names(fault, key)), "")
+        said = _cells(where, len(cells))
+        if axis or said != EVERY:  # else it is the file's own, and said once with those that extend it
+            fault = Fault(f"{fault.message} ({axis}{said})", fault.key, fault.file)
+        found.faults.append(fault)
 
 
 def _misspelt(axes: dict[str, list[Any]], cls: type[schema.Config], raw: Composed, file: str) -> list[Fault]:
@@ -221,8 +226,15 @@ def _misspelt(axes: dict[str, list[Any]], cls: type[schema.Config], raw: Compose
         schema.parse(cls, values, file=file)
     except ConfigError as error:
         named = ((fault, next((key for key in axes if _names(fault, key)), None)) for fault in error.faults)
-        return [Fault(f"{fault.message} (axis '{key}')", fault.key, fault.file) for fault, key in named if key]
+        return [
+            Fault(f"{fault.message} (axis '{key}'{_word(key)})", fault.key, fault.file) for fault, key in named if key
+        ]
     return []
+
+
+def _word(axis: str) -> str:
+    """What else a misspelt axis may have been: a word of the grid."""
+    return nearest(axis, GRID_WORDS) if "." not in axis else ""
 
 
 def _names(fault: Fault, axis: str) -> bool:
@@ -233,6 +245,6 @@ def _names(fault: Fault, axis: str) -> bool:
 def _cells(names: list[str], count: int) -> str:
     """The cells that a fault is about: a misspelt axis is wrong in all of them, and said once."""
     if len(names) == count > 1:
-        return "in every cell"
+        return EVERY
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"cell {names[0]}{more}"

@@ -133,8 +133,11 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = (), 
     if fault := fault_of_spelling(path):
         return fault
     parts = path.split("/")
-    if parts[0] != OUTPUTS or len(parts) < 3 or any(part in ("", ".", "..") for part in parts):
-        return f"{path}: no target; targets are written {OUTPUTS}/<run>/<artefact>"
+    if parts[0] != OUTPUTS or len(parts) < 3 or parts[1] in RESERVED or any(part in ("", ".", "..") for part in parts):
+        if parts[0] != OUTPUTS and isinstance(parse_target(f"{OUTPUTS}/{path}", runs, grids, stages), Target):
+            return f"{path}: no target; did you mean '{OUTPUTS}/{path}'?"
+        hint = nearest(path.removeprefix(f"{OUTPUTS}/"), [*runs, *grids])
+        return f"{path}: no target; targets are written {OUTPUTS}/<run>/<artefact>{hint}"
     split = next((i for i in range(len(parts), 1, -1) if "/".join(parts[1:i]) in runs), None)
     if split is None:
         stop = next((i for i, part in enumerate(parts[1:], 1) if part in RESERVED), len(parts) - 1)
@@ -148,6 +151,8 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = (), 
             return f"{path}: no target{hint}; a grid yields {there}, and each of its cells what a run yields"
         if (grid := run.rpartition("/")[0]) in grids:
             return _no_cell(path, grid, parts[stop - 1], runs)
+        if os.path.isfile(f"experiments/{run}.toml"):
+            return f"{path}: experiments/{run}.toml declares no run: its [experiment] has no 'kind'"
         return f"{path}: there is no experiments/{run}.toml that declares a run{nearest(run, [*runs, *grids])}"
     leaf = "/".join(parts[split:])
     for kind, pattern in _LEAVES:

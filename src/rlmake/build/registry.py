@@ -177,7 +177,7 @@ class Registry:
     def _target(self, path: str) -> Target:
         target = names.parse_target(path, self.runs, self.grids, lambda run: self.runs[run].stage)
         if isinstance(target, str):
-            raise UserError(self._whole(path) or target)
+            raise UserError(self.whole(path) or target)
         if target.kind == "grid":
             return target
         run = self.runs[target.run]
@@ -200,7 +200,7 @@ class Registry:
             self._check_step(path, self.work(target.run), target.step)
         return target
 
-    def _whole(self, path: str) -> str | None:
+    def whole(self, path: str) -> str | None:
         """What to ask for instead of a whole run or grid, where `path` is one."""
         name = path.removeprefix(f"{names.OUTPUTS}/").rstrip("/")
         if name in self.grids:

@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from rlmake.build import names, store
 from rlmake.core import jsonl
-from rlmake.core.errors import ConfigError, UserError
+from rlmake.core.errors import ConfigError, UserError, nearest
 
 if TYPE_CHECKING:
     from rlmake.build.registry import Registry
 
 Table = dict[str, Any]
+# The keys of `env.taskset` for tasksets that ship (a test asks verifiers); the first is needed.
+OPTIONS = {
+    "reverse-text": ("path", "instruction"),
+    "alphabet-sort": ("path",),
+    "phone-book": ("path", "tools"),
+    "kuhn-poker": (),
+    "kuhn-exploitability": (),
+    "proposer-solver": (),
+    "reasoning-gym": ("dataset", "options", "size", "seed", "split", "instruction"),
+}
+COMMON = ("id", "task", "system_prompt")
 TALK = "a conversation in '{messages}', or '{prompt}' and '{completion}'"
 
 
@@ -26,11 +37,13 @@ class FirstRows:
         self.registry = registry
         self._seen: dict[tuple[str, ...], str | None] = {}
 
-    def faults(self, config: Table) -> Iterator[tuple[str, str, str]]:
-        """`(key, its value, what is wrong)` of the files that a resolved configuration names."""
+    def faults(self, config: Table) -> Iterator[tuple[str, str | None, str]]:
+        """`(key, its value where that is at fault, what is wrong)` of the files that a resolved configuration names."""
         for key, source in _sources(config):
             taskset = source["env"]["taskset"]
             columns, path = jsonl.COLUMNS.get(taskset["id"]), taskset.get("path")
+            if source["serve"]["address"] is None:
+                yield from _of_table(f"{key}.env.taskset", taskset)
             here = columns and isinstance(path, str) and source["serve"]["address"] is None
             if here and (fault := self._fault(path, columns.expected, columns.needed)):
                 yield f"{key}.env.taskset.path", path, fault
@@ -87,6 +100,19 @@ class FirstRows:
         first = files if isinstance(files, str) else next(iter(files), "")
         file, renamed = self._place(first) if names.is_output(first) else (Path(first), [])
         return file, [*renamed, work.config["columns"]]
+
+
+def _of_table(key: str, taskset: Table) -> Iterator[tuple[str, None, str]]:
+    """Keys of a taskset that ships: those that it does not have, and those that it needs."""
+    name = taskset["id"]
+    if name not in OPTIONS:
+        return
+    known = (*OPTIONS[name], *COMMON)
+    for one in taskset.keys() - set(known):
+        yield f"{key}.{one}", None, f"unknown key{nearest(one, known)}; '{name}' has {', '.join(sorted(known))}"
+    for one in OPTIONS[name][:1]:
+        if taskset.get(one) is None:
+            yield f"{key}.{one}", None, "is needed"
 
 
 def _sources(config: Table) -> Iterator[tuple[str, Table]]:

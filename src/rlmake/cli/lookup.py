@@ -76,7 +76,12 @@ def _there(path: Path) -> Path:
     """The path, or the place in the store of a target whose link is not there."""
     name = path.as_posix()
     elsewhere = (path.is_absolute() or name.startswith("..")) and not names.fault_of_spelling(name)
-    if os.path.lexists(path) or elsewhere or not FOLDER.is_dir():
+    if elsewhere or not FOLDER.is_dir():
+        return path
+    if os.path.lexists(path):
+        folder = names.is_output(name) and path.is_dir() and not path.is_symlink()
+        if folder and (fault := Registry.load().whole(name)):
+            raise UserError(fault)
         return path
     registry = Registry.load()
     artefact = registry.artefact(registry.target(name))

@@ -55,6 +55,8 @@ class GridTable(Config):
         for key, values in self.axes.items():
             if not values:
                 faults.append((key, "an axis needs at least one value"))
+            if key.startswith("experiment."):
+                faults.append((key, "an axis is a key of the run's configuration; [experiment] is one for all cells"))
         cells = [(f"include.{index}.", cell) for index, cell in enumerate(self.include)]
         cells += [(f"exclude.{index}.", cell) for index, cell in enumerate(self.exclude)]
         for prefix, table in [("", self.axes), *cells, ("baseline.", self.baseline or {})]:
@@ -145,8 +147,15 @@ def experiment_table(raw: dict[str, Any], file: Path | str) -> ExperimentTable:
         return ExperimentTable.model_validate(raw)
     except ValidationError as error:
         faults = of_validation(error, ExperimentTable, raw)
-        named = [Fault(fault.message, f"experiment.{fault.key}" if fault.key else "experiment") for fault in faults]
+        named = [
+            Fault(_said(fault.message), f"experiment.{fault.key}" if fault.key else "experiment") for fault in faults
+        ]
         raise ConfigError(placed(named, raw, str(file))) from None
+
+
+def _said(message: str) -> str:
+    """TOML's own trap: `max_steps = 9` below `[experiment]` is a key of that table."""
+    return f"{message}; the run's own keys stand above the first [table]" if "known here: best" in message else message
 
 
 def load_experiment(file: Path | str, fragments: dict[str, Composed] | None = None) -> tuple[ExperimentTable, Composed]:

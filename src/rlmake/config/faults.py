@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlmake.config.fields import element_tables, tables
+from rlmake.config.fields import Config, element_tables, tables, walk
 from rlmake.config.layers import Composed, line_of
 from rlmake.config.refused import Refused
 from rlmake.core.errors import Fault, nearest
@@ -17,6 +17,9 @@ KINDS = {
     "int": "an integer", "float": "a number", "bool": "true or false", "string": "text", "list": "a list",
     "dict": "a table", "model": "a table", "tuple": "a list", "literal": "",
 }  # fmt: skip
+
+# Keys of that table alone; `rlmake.config.experiment` rests on this module.
+EXPERIMENT = ("kind", "extends", "evals", "manual", "best", "seconds_per_step", "grid")
 
 
 def of_validation(error: ValidationError, cls: type[BaseModel], raw: dict[str, Any]) -> list[Fault]:
@@ -78,7 +81,7 @@ def _explain(item: dict[str, Any], cls: type[BaseModel], raw: Any) -> list[tuple
     cause = item.get("ctx", {}).get("error")
     if isinstance(cause, Refused):
         return [(_under(path, key), message) for key, message in cause.faults]
-    return [(path, _message(item, path, owners))]
+    return [(path, _message(item, path, owners, cls))]
 
 
 def _under(path: tuple[str, ...], key: str) -> tuple[str, ...]:
@@ -129,11 +132,11 @@ def _tag(owner: type[BaseModel]) -> Any:
     return info.default if info is not None else None
 
 
-def _message(item: dict[str, Any], path: tuple[str, ...], owners: list[type[BaseModel]]) -> str:
+def _message(item: dict[str, Any], path: tuple[str, ...], owners: list[type[BaseModel]], cls: type[BaseModel]) -> str:
     kind, ctx, value = item["type"], item.get("ctx", {}), item.get("input")
     shown = "" if isinstance(value, dict | BaseModel) else f", not {_short(value)}"
     if kind == "extra_forbidden":
-        return f"unknown key{_nearest_key(path, owners)}"
+        return f"unknown key{_nearest_key(path, owners, cls)}"
     if kind == "missing":
         return "is needed"
     if kind == "literal_error":
@@ -177,10 +180,23 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _nearest_key(path: tuple[str, ...], owners: list[type[BaseModel]]) -> str:
+def _nearest_key(path: tuple[str, ...], owners: list[type[BaseModel]], cls: type[BaseModel]) -> str:
     key, names = path[-1], sorted({name for owner in owners for name in owner.model_fields})
     if key.startswith("no_") and key[3:] in names:
         if len(path) == 1:
             return ": --no-… is for true-or-false options and optional tables; give the option a value instead"
         return f": 'no' belongs to the front of the whole option, --no-….{key[3:].replace('_', '-')}"
-    return nearest(key, names) or (f"; known here: {', '.join(names)}" if 0 < len(names) <= 8 else "")
+    here = f"; known here: {', '.join(names)}" if 0 < len(names) <= 8 else ""
+    return _elsewhere(path, cls) or nearest(key, names) or here
+
+
+def _elsewhere(path: tuple[str, ...], cls: type[BaseModel]) -> str:
+    """A hint at keys of the same name in other tables: `optim` → `trainer.optim`, `trainer.lr` → `trainer.optim.lr`.
+    Those in the user's own table go before others, then the less nested."""
+    if len(path) == 1 and path[0] in EXPERIMENT and issubclass(cls, Config):
+        return f"; '{path[0]}' belongs into the table [experiment]"
+    named = {key for key, _, _ in walk(cls) if f".{key}".endswith(f".{path[-1]}") and "*" not in key}
+    below = {key for key in named if key.startswith(".".join([*path[:-1], ""]))}
+    depth = min((key.count(".") for key in below or named), default=0)
+    found = sorted(key for key in below or named if key.count(".") == depth)
+    return f"; there is {' and '.join(map(repr, found))}" if 0 < len(found) <= 3 else ""

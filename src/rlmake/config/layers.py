@@ -262,7 +262,9 @@ def line_of(file: str | None, path: Iterable[str]) -> int | None:
     axis = ("experiment", "grid", *wanted)  # its values win over the file's own
     exact = next((number for number, key in keys if key == axis), None)
     exact = exact or next((number for number, key in keys if key == wanted), None)
-    if exact or (exact := next((number for number, key in keys if key[: len(axis)] == axis), None)):
+    for prefix in (axis, wanted):  # a table that stands there by its keys alone: `optim.lr = 1`
+        exact = exact or next((number for number, key in keys if key[: len(prefix)] == prefix), None)
+    if exact:
         return exact
     lengths = {number: len(key) for number, key in keys if key == wanted[: len(key)]}
     if lengths:
