@@ -39,6 +39,40 @@ def test_lines_that_cannot_be_read_are_counted(tab, outputs):
         tab("?run=torn&tab=traces").see("3 lines of the traces could not be read")
 
 
+def test_a_resume_is_followed_by_the_open_logs_and_configurations(tab, outputs):
+    made = Made(outputs / "resumed").step(1)
+    made.close()
+    logs, files = (
+        tab("?run=resumed&tab=logs").see("orchestrator starts"),
+        tab("?run=resumed&tab=config").see("max_steps"),
+    )
+    Made(outputs / "resumed", 2, 1).close()
+    for what in ("orchestrator", "trainer"):
+        write(
+            made.run / f"logs/attempt_2/{what}.log",
+            f"11:00:00 INFO    {what} goes on, with more to say than before\n" * 9,
+        )
+    logs.see("goes on").page.wait_for_function("() => !document.querySelector('.log').innerText.includes('starts')")
+    assert logs.page.locator("select[aria-label=Attempt] option").all_text_contents()[1:] == ["attempt 1", "attempt 2"]
+    assert logs.page.locator(".log > div", has_text="goes on").count() == 18, "from their start"
+    files.page.locator("select[aria-label=Attempt] option", has_text="attempt 2").wait_for(state="attached")
+    assert files.page.locator("select[aria-label=Attempt]").input_value() == "2"
+    logs.clean(), files.clean()
+
+
+def test_times_are_rounded_before_they_are_taken_apart(tab, outputs):
+    Made(outputs / "times").step(1).close()
+    page = tab("?run=times").see("times").page
+    said = "values => import('/static/dom.js').then(dom => values.map(dom.seconds))"
+    assert page.evaluate(said, [0.9996, 99.97, 119.7, 5999.7, 7199]) == [
+        "1.0 s",
+        "1 min 40 s",
+        "2 min 0 s",
+        "1 h 40 min",
+        "2 h 0 min",
+    ]
+
+
 def test_a_single_value_is_a_number_under_its_real_name(tab, outputs):
     made = Made(outputs / "evaluated")
     made.orch.log(0, {"eval/rev/avg@4": 0.625, "eval/rev/no_response/mean": 0.0})

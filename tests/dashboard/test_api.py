@@ -212,8 +212,42 @@ def test_annotations_belong_to_the_newest_record_that_their_attempt_has_seen(ask
     third.recorder.shipped(["rev/200/0"], 2, 1)
     third.close()
     rows = [row for row in ask("episodes", q="rev/200/0")["episodes"]]
-    assert [(row["attempt"], row["effective"]) for row in rows] == [(2, True), (1, True)]
-    assert ask("episodes/find", status=409, episode="rev/200/0", step=2, kind="train", subset="all")
+    assert [(row["attempt"], row["effective"], row["superseded"]) for row in rows] == [
+        (2, True, False),
+        (1, True, True),
+    ]
+    assert ask("episodes/find", episode="rev/200/0", step=2, kind="train", subset="effective")["line"] == 12
+
+
+def test_what_a_resume_made_again_is_counted_once(ask, run):
+    made = Made(run, 2, 1)
+    made.step(2).step(3).close()
+    cohorts = {one["step"]: (one["all"], one["effective"]) for one in ask("rollouts")["cohorts"]}
+    assert cohorts == {1: (4, 4), 2: (4, 4), 3: (4, 4)}
+    for subset in ("all", "effective"):
+        found = ask("episodes", step=2, kind="train", subset=subset)
+        assert found["total"] == 4 and {row["attempt"] for row in found["episodes"]} == {2}
+    assert ask("episodes")["total"] == 20 and ask("episodes", subset="effective")["total"] == 12
+
+
+def test_after_a_resume_the_step_is_that_of_the_new_attempt(client, run):
+    """Not the last one that the killed attempt had come to."""
+    step = lambda: client.get("/api/meta?run=demo").json()["last_step"]  # noqa: E731
+    assert step() == 3
+    made = Made(run, 2, 1)
+    assert step() == 1, "behind the checkpoint"
+    made.step(2).close()
+    assert step() == 2
+
+
+def test_what_is_left_follows_from_the_pace_of_the_newest_attempt(client, run):
+    """The hours between a kill and a resume are no work."""
+    rows = [(1, 1, 100.0), (1, 2, 110.0), (2, 1, 90_000.0), (2, 2, 90_010.0), (2, 4, 90_030.0)]
+    lines = [{"step": step, "producer": "orch", "attempt": attempt, "time": time} for attempt, step, time in rows]
+    lines.insert(2, {"step": 1, "producer": "launcher", "attempt": 2, "time": 89_000.0})
+    write(run / "monitors/file/metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    found = client.get("/api/meta?run=demo").json()
+    assert (found["last_step"], found["max_steps"], found["left"]) == (4, 10, 60.0)
 
 
 def test_requests_side_by_side_read_every_row_once(run):

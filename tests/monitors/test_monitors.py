@@ -45,6 +45,30 @@ def test_non_finite_values_are_left_out_and_counted(tmp_path, warnings):
     assert len(warnings) == 3, "one warning per key, not per step"
 
 
+def test_a_whole_number_beyond_every_float_is_left_out(tmp_path, warnings):
+    m = monitors.setup(ON, "orch", context(tmp_path))
+    m.log(1, {"huge": 10**5000, "c": 10**20})
+    assert rows(tmp_path)[0]["c"] == 10**20 and rows(tmp_path)[0]["monitors/non_finite"] == 1
+    assert warnings and "huge is beyond every float at step 1" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000, '{"a":' * 100_000, "[1]", "null", '{"step": 2, "attempt": "x"}', '{"step": 2, "producer": ["a"]}',
+     '{"step": true}', '{"step": 2, "producer": null}', '{"step": 2, "producer": "launcher", "attempt": [1]}',
+     '{"step": 1' + "0" * 400 + "}"],
+)  # fmt: skip
+def test_a_damaged_row_costs_only_itself(tmp_path, line):
+    """A resume reads the file too: it must not end at a line that something else has written."""
+    m = monitors.setup(ON, "orch", context(tmp_path))
+    m.log(1, {"a": 1.0})
+    with open(tmp_path / "monitors/file/metrics.jsonl", "a") as file:
+        file.write(line + '\n{"step": 1, "producer": "orch", "time": "x", "b": "text", "c": NaN, "d": 4}\n')
+    m.log(2, {"a": 2.0})
+    found = monitors.read(tmp_path)
+    assert [(row.step, row.metrics) for row in found] == [(1, {"a": 1.0, "d": 4}), (2, {"a": 2.0})]
+
+
 def _write(run: str, producer: str, count: int) -> None:
     m = monitors.setup(ON, producer, context(Path(run)))
     for step in range(count):

@@ -105,6 +105,17 @@ def test_a_sealed_chunk_of_many_frames_is_read_in_the_middle(tmp_path):
         read.record_at(tmp_path, 0, offset)
 
 
+def test_a_frame_that_says_it_is_huge_is_given_no_memory(tmp_path, monkeypatch):
+    """A few bytes of a foreign file may stand for terabytes."""
+    path = tmp_path / "00000.jsonl"
+    path.write_bytes(to_line({"n": "x" * (5 << 20)}))
+    with monkeypatch.context() as larger:
+        larger.setattr(seal, "FRAME_BYTES", 8 << 20)
+        seal.seal(path)
+    with pytest.raises(read.Torn, match="a frame of more than 4194304 bytes"):
+        read.record_at(tmp_path, 0, 0, 10)
+
+
 def test_several_writers_lose_and_mix_nothing(tmp_path):
     processes = [
         multiprocessing.get_context("spawn").Process(target=append_150, args=(str(tmp_path), k)) for k in (0, 1)

@@ -10,14 +10,17 @@ from rlmake.core.rundir import numbered
 from rlmake.dashboard import confine
 from rlmake.dashboard.confine import NotThere
 from rlmake.dashboard.run import CONFIGS, Run, load, parsed, table
+from rlmake.monitors.rows import LAUNCHER
 from rlmake.monitors.traces import layout
 
 MARKS = ("configs", "logs", "monitors", "traces.jsonl")
 DEPTH = 6  # folders between an output directory and a run
 ACTIVE_SECONDS = 90.0
-TAIL_BYTES = 1 << 20
+TAIL_BYTES, TAIL_LINES = 1 << 20, 24
+MOST_SECONDS = 1 << 40  # since the epoch
 RESCAN_SECONDS = 2.0
 MOVING = ("running", "broken")  # states that are looked at anew each time
+Progress = tuple[int | None, float | None]
 Stamp = tuple[int, int, int, int] | None  # what changes with a file; None: it is not there
 
 
@@ -28,7 +31,7 @@ class Runs:
         self._dirs = dirs
         self._found: dict[str, Run] = {}
         self._scanned = -RESCAN_SECONDS
-        self._steps: dict[Path, tuple[int, int | None]] = {}
+        self._steps: dict[Path, tuple[int, Progress]] = {}
         self._kept: dict[Run, tuple[list[Path], list[Stamp], dict[str, Any]]] = {}
 
     @property
@@ -93,7 +96,8 @@ class Runs:
             config = run.load(resolved / "trainer.json")
         updated, created = _times(run)
         max_steps = config.get("max_steps") if _whole(config.get("max_steps")) else None
-        last = self._last_step(run) or _kept_step(run)
+        done, pace = self._progress(run)
+        last = done or _kept_step(run)
         faults = [run.elsewhere]
         if not config and _is_file(file, run.roots):
             faults.append(f"{file.name}: no configuration can be read there")
@@ -109,6 +113,7 @@ class Runs:
             "has_validation": bool(config.get("val")),
             "max_steps": max_steps,
             "last_step": last,
+            "left": pace * max(0, max_steps - last) if pace and done and max_steps is not None else None,
             "has_metrics": _is_file(run.metrics, run.reach),
             "has_traces": _is_file(layout.index(run.traces), run.reach),
             "eval_plan": load(layout.plan(run.traces), run.reach) or None,
@@ -118,8 +123,8 @@ class Runs:
             "error": "; ".join(fault for fault in faults if fault) or None,
         }
 
-    def _last_step(self, run: Run) -> int | None:
-        """The last step in the last lines of a metrics file."""
+    def _progress(self, run: Run) -> "Progress":
+        """`(last step, seconds a step)` of the newest attempt in the last lines of a metrics file."""
         path = run.metrics
         try:
             with confine.opened(path, run.reach) as file:
@@ -127,11 +132,18 @@ class Runs:
                 if path in self._steps and self._steps[path][0] == size:
                     return self._steps[path][1]
                 file.seek(max(0, size - TAIL_BYTES))
-                lines = file.read(TAIL_BYTES).split(b"\n")[-8:]
+                lines = file.read(TAIL_BYTES).split(b"\n")[-TAIL_LINES:]
         except OSError:
-            return None
-        steps = [row["step"] for line in lines if isinstance(row := parsed(line), dict) and _is_step(row)]
-        self._steps[path] = (size, max(steps, default=self._steps.get(path, (0, None))[1]))
+            return None, None
+        rows = [row for line in lines if isinstance(row := parsed(line), dict) and _whole(row.get("step"))]
+        newest = max(map(_attempt, rows), default=1)  # what an earlier one did behind its checkpoint is done anew
+        rows = [row for row in rows if _attempt(row) == newest]
+        times = {row["step"]: row["time"] for row in rows if row.get("producer") != LAUNCHER and _moment(row)}
+        first, last = min(times, default=0), max(times, default=0)
+        pace = max(0.0, times[last] - times[first]) / (last - first) if last > first else None
+        steps = [row["step"] for row in rows if row.get("producer") != LAUNCHER or row["step"]]
+        known = self._steps.get(path, (0, (None, None)))[1]
+        self._steps[path] = (size, (max(steps), pace) if steps else known)
         return self._steps[path][1]
 
 
@@ -140,8 +152,8 @@ def nothing_of(run: Run) -> dict[str, Any]:
     return {
         "id": run.id, "name": run.name, "output_dir": str(run.output_dir), "type": "other", "attempt": None,
         "model": None, "train_envs": [], "eval_envs": [], "dataset": None, "has_validation": False,
-        "max_steps": None, "last_step": None, "has_metrics": False, "has_traces": False, "eval_plan": None,
-        "state": "broken", "created": 0.0, "updated": 0.0, "error": None,
+        "max_steps": None, "last_step": None, "left": None, "has_metrics": False, "has_traces": False,
+        "eval_plan": None, "state": "broken", "created": 0.0, "updated": 0.0, "error": None,
     }  # fmt: skip
 
 
@@ -166,8 +178,12 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 1 << 53
 
 
-def _is_step(row: dict[str, Any]) -> bool:
-    return _whole(row.get("step")) and row.get("producer") != "launcher"
+def _attempt(row: dict[str, Any]) -> int:
+    return row["attempt"] if _whole(row.get("attempt")) else 1
+
+
+def _moment(row: dict[str, Any]) -> bool:
+    return isinstance(row.get("time"), int | float) and 0 < row["time"] < MOST_SECONDS
 
 
 def _is_file(path: Path, roots: tuple[Path, ...]) -> bool:

@@ -17,7 +17,7 @@ SORTS = (
 SHOWN = ("reward", "cost", "duration", "input_tokens", "output_tokens", "turns", "branches", "nodes", "num_errors")
 NUMBERS = ("reward", "advantage", "cost", "duration", "input_tokens", "output_tokens", "turns", "branches", "nodes")
 TEXTS = ("kind", "env", "group", "task", "stop", "error", "keys")  # as numbers of `Table.texts`
-FLAGS = ("ok", "truncated", "timeout", "effective", "there")
+FLAGS = ("ok", "truncated", "timeout", "effective", "superseded", "there")
 PLACES = {
     name: place
     for place, name in enumerate(
@@ -131,12 +131,15 @@ class Table:
             _nan(row.reward), _nan(row.cost), row.duration, row.input_tokens, row.output_tokens, row.turns,
             row.branches, row.nodes, row.num_errors, row.arrival.time, math.nan, _nan(step), _nan(version),
             row.attempt, row.chunk, row.offset, row.length, len(self.values), -1,
-            row.ok, row.truncated, row.timeout, False, True,
+            row.ok, row.truncated, row.timeout, False, False, True,
             code(row.kind), code(row.env), code(row.group), code(row.task), code(row.stop_condition), code(row.error),
             code(keys),
         ))  # fmt: skip
         self.values.extend(values)
         self.count += 1
+        for before in lines_of(self.by_id, row.id):
+            if self.get(before, "attempt") < row.attempt:  # of a future that was abandoned: a resume made it again
+                self._set(before, "superseded", True)
         _put(self.by_id, row.id, at)
         for trace in row.trace_ids:
             _put(self.by_trace, trace, at)
@@ -243,7 +246,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         names = (*SHOWN, "attempt", "kind", "env", "group", "task", "error", "ok", "truncated", "timeout", "step",
-                 "version", "arrival", "advantage", "effective")  # fmt: skip
+                 "version", "arrival", "advantage", "effective", "superseded")  # fmt: skip
         return {name: getattr(self, name) for name in names} | {
             "line": self.line, "id": self.id, "name": self.name, "stop_condition": self.stop,
             "traces": len(self.trace_ids),
@@ -252,7 +255,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Query:
-    """What the table is asked for. `step`, `kind` and `subset` address a cohort."""
+    """What the table is asked for. `step`, `kind`, `subset` address a cohort; what a resume made again is in none."""
 
     step: int | None = None
     kind: str | None = None
@@ -282,6 +285,8 @@ class Query:
             keep &= of("step") == self.step
         if self.subset == "effective":
             keep &= of("effective") == 1
+        if self.subset == "effective" or self.step is not None:
+            keep &= of("superseded") == 0
         if self.errors_only:
             keep &= of("ok") == 0
         for name, low, high in (("arrival", self.start, self.end), ("reward", self.low, self.high)):
@@ -324,7 +329,7 @@ def ordered(table: Table, matrix: np.ndarray, lines: np.ndarray, sort: str, orde
 
 def facets(table: Table, matrix: np.ndarray) -> dict[str, Any]:
     """Environments, kinds and cohorts (step, kind: how many, how many effective) there are."""
-    there = matrix[matrix[:, PLACES["there"]] == 1]
+    there = matrix[(matrix[:, PLACES["there"]] == 1) & (matrix[:, PLACES["superseded"]] == 0)]
     if not len(there):
         return {"envs": [], "kinds": [], "cohorts": []}
     texts = lambda name: sorted({t for c in np.unique(there[:, PLACES[name]]) if (t := table.texts[int(c)])})  # noqa: E731

@@ -45,10 +45,14 @@ class Monitors:
         for key, value in metrics.items():
             try:
                 number = int(value) if isinstance(value, int) else float(value)
+                finite = math.isfinite(number)
+            except OverflowError:  # a whole number of more than 308 digits
+                self._warn("value", key, f"{key} is beyond every float at step {step}: left out of the metrics")
+                continue
             except (TypeError, ValueError):
                 self._warn("value", key, f"{key} is {value!r} at step {step}, no number: left out of the metrics")
                 continue
-            if math.isfinite(number):
+            if finite:
                 row[key] = number
             else:
                 self._warn("value", key, f"{key} is {number} at step {step}: left out of the metrics")

@@ -49,7 +49,8 @@ def read(path: Path | str) -> list[Row]:
     """Rows by (step, producer) of a metrics file, a monitor's folder or a run directory; none when there is no file.
 
     Within a step the latest attempt wins, key by key. Rows of an earlier attempt behind the step from which a later
-    one continued are left out. Rows without a step, and torn ones (a writer was killed), are skipped.
+    one continued are left out. Rows without a step, and torn ones (a writer was killed), are skipped, and so are values
+    that are no finite numbers.
     """
     raw = _load(_locate(Path(path)))
     starts = {row["attempt"]: row["step"] for row in raw if row["producer"] == LAUNCHER}
@@ -81,9 +82,22 @@ def _load(path: Path) -> list[dict]:
     if path.exists():
         for line in path.read_bytes().splitlines():
             try:
-                row = json.loads(line)
-                if isinstance(row["step"], int):
-                    rows.append({"attempt": 1, "producer": "", "time": 0.0} | row)
-            except (ValueError, KeyError, TypeError):
+                row = {"attempt": 1, "producer": "", "time": 0.0} | json.loads(line)
+            except (ValueError, TypeError, RecursionError):
                 continue
+            if _whole(row.get("step")) and _whole(row["attempt"]) and isinstance(row["producer"], str):
+                rows.append({k: v for k, v in row.items() if k == "producer" or _number(v)} | {"time": _time(row)})
     return rows
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and abs(value) <= 1 << 53
+
+
+def _number(value: object) -> bool:
+    """A finite number that a float holds."""
+    return type(value) in (int, float) and abs(value) < 1e308
+
+
+def _time(row: dict) -> float:
+    return row["time"] if _number(row["time"]) else 0.0

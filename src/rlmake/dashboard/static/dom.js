@@ -96,10 +96,10 @@ export function bytes(size) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 100) return `${value.toFixed(1)} s`;
-  if (value < 6000) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
-  return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
+  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
+  if (value < 99.95) return `${value.toFixed(1)} s`;
+  const whole = Math.round(value), minutes = Math.round(value / 60);  // rounded first: 60 s are a minute
+  return whole < 6000 ? `${Math.floor(whole / 60)} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 export function ago(time) {

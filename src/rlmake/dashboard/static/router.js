@@ -28,7 +28,8 @@ export function change(pairs, options = { replace: true, quiet: true }) {
 }
 
 export function onChange(listener) { listeners.add(listener); }
-function tell() { for (const listener of listeners) listener(where()); }
+// Draw what the address says anew.
+export function tell() { for (const listener of listeners) listener(where()); }
 
 addEventListener("popstate", tell);
 addEventListener("click", (event) => {

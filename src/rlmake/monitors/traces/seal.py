@@ -69,5 +69,8 @@ def pieces(path: Path, start: int) -> Iterator[bytes]:
             if following is not None and following <= start:
                 continue
             file.seek(place)
-            block = decompressor.decompress(file.read(packed), max_output_size=FRAME_BYTES)
+            data = file.read(min(packed, 2 * FRAME_BYTES))
+            if zstandard.frame_content_size(data) > FRAME_BYTES:  # what it says is what would be given memory
+                raise ValueError(f"{path.name}: a frame of more than {FRAME_BYTES} bytes")
+            block = decompressor.decompress(data, max_output_size=FRAME_BYTES)
             yield block[max(0, start - text) :]

@@ -1,8 +1,8 @@
 // Configurations of every attempt, as they were given and as they were resolved; and what differs between two.
 
-import { ofRun } from "../api.js";
+import { ofRun, poll } from "../api.js";
 import { empty, fill, h, select } from "../dom.js";
-import { change, href, where } from "../router.js";
+import { change, href, tell, where } from "../router.js";
 
 export async function show(main, place, scope) {
   const run = place.run;
@@ -14,6 +14,11 @@ export async function show(main, place, scope) {
     select(found.attempts.map((one) => [one, `attempt ${one}`]), found.attempt, (value) => { change({ attempt: value }, { replace: false }); }, "Attempt"),
     found.attempts.length > 1 && select([["", "no comparison"], ...found.attempts.filter((one) => one !== found.attempt).map((one) => [one, `compared to attempt ${one}`])], against, (value) => change({ against: value }, { replace: false }), "Compare to")),
   h("div", { class: "split" }, h("aside", { class: "list" }, found.files.map((one) => h("a", { href: href({ ...where(), file: one.file }), class: one.file === file ? "on" : "" }, one.file))), body));
+  const mark = JSON.stringify([found.attempt, found.attempts, found.files]);
+  poll(scope, 5000, async () => {  // the run was resumed, or a process has written what it resolved
+    const now = await ofRun(run, "configs", { attempt: place.attempt || "latest" }, scope);
+    if (JSON.stringify([now.attempt, now.attempts, now.files]) !== mark) tell();
+  });
   if (!file) return void fill(body, empty("No files in this attempt"));
   const one = await ofRun(run, "config", { attempt: found.attempt, file }, scope);
   if (!against) return void fill(body, h("pre", { class: "file" }, one.text), one.cut && h("p", { class: "hint" }, "The file is longer than is shown."));

@@ -12,7 +12,7 @@ const PLAIN = /^\[?(?:\d{4}-\d\d-\d\d[T ])?(\d\d):(\d\d):(\d\d)/;
 export async function show(main, place, scope) {
   const run = place.run;
   let attempt = place.attempt || "latest", chosen = place.file ? new Set(place.file.split(",")) : null, level = place.level || "", text = place.q || "", follow = true;
-  let files = [], lines = [], ends = new Map(), order = 0, known = "";
+  let files = [], lines = [], ends = new Map(), order = 0, known = "", open = null;
   const tools = h("div", { class: "bar sticky" }), names = h("div", { class: "bar" }), log = h("div", { class: "panel log", tabindex: "0", "aria-label": "Log" }), foot = h("p", { class: "muted small", style: { marginTop: "6px" } });
   fill(main, tools, names, log, foot);
   log.addEventListener("scroll", () => { follow = log.scrollHeight - log.scrollTop - log.clientHeight < 40; });
@@ -53,29 +53,33 @@ export async function show(main, place, scope) {
   const wanted = () => files.filter((file) => (chosen ? chosen.has(file.file) : !file.rank && !(file.component.startsWith("env:") && files.length > 1)));
   const load = async () => {
     let fresh = false;
+    const mine = ends;  // another one once this is begun anew
     await Promise.all(wanted().map(async (file) => {
       if (file.size === ends.get(file.file)) return;
       const from = ends.get(file.file), part = await ofRun(run, "log", { attempt, file: file.file, ...(from === undefined ? { tail: TAIL } : { start: String(from) }) }, scope);
-      if (part.size < (from || 0)) { ends.delete(file.file); return; }
+      if (ends !== mine) return;
+      if (part.size < (from || 0)) { ends.delete(file.file); lines = lines.filter((row) => row.file !== file.file); return; }
       ends.set(file.file, part.end);
       if (part.text) { lines.push(...parse(file, part.text)); fresh = true; }
     }));
     if (fresh) { merge(); draw(); }
   };
-  const restart = () => { lines = []; ends = new Map(); follow = true; fill(log); load().then(draw); };
+  const restart = () => { lines = []; ends = new Map(); follow = true; fill(log); return load().then(draw); };
   const bars = (attempts) => {
     fill(tools, h("div", { class: "grow" }, search(text, (value) => { text = value; change({ q: value }); draw(); }, "Filter lines", 120)),
       select([["", "all levels"], ["INFO", "info and above"], ["SUCCESS", "success and above"], ["WARNING", "warnings and errors"], ["ERROR", "errors"]], level, (value) => { level = value; change({ level: value }); draw(); }, "Level"),
-      attempts.length > 1 && select([["latest", "latest attempt"], ...attempts.map((one) => [one, `attempt ${one}`])], attempt, (value) => { attempt = value; known = ""; change({ attempt: value }); files = []; restart(); round(); }, "Attempt"),
+      attempts.length > 1 && select([["latest", "latest attempt"], ...attempts.map((one) => [one, `attempt ${one}`])], attempt, (value) => { attempt = value; known = ""; open = null; change({ attempt: value }); files = []; restart(); round(); }, "Attempt"),
       h("button", { onclick: () => { follow = true; log.scrollTop = log.scrollHeight; } }, "To the end"));
     fill(names, files.map((file) => h("button", { "aria-pressed": String(wanted().includes(file)), title: `${file.file}, ${bytes(file.size)}`, onclick: () => { const now = new Set(wanted().map((one) => one.file)); if (now.has(file.file)) now.delete(file.file); else now.add(file.file); chosen = now; change({ file: [...now].join(",") }); bars(attempts); restart(); } }, file.rank ? `${file.component}: ${file.file.split("/").slice(-2).join("/")}` : file.component, " ", h("span", { class: "faint small" }, bytes(file.size)))));
   };
   const round = async () => {
     let found;
     try { found = await ofRun(run, "logfiles", { attempt }, scope); } catch (error) { if (error.status === 404) return void fill(log, empty("No logs", "This run has written none.")); throw error; }
-    const mark = JSON.stringify(found.files.map((file) => file.file));
+    const mark = JSON.stringify([found.attempts, found.files.map((file) => file.file)]), anew = open !== null && found.attempt !== open;
     files = found.files;
+    open = found.attempt;
     if (mark !== known) { known = mark; bars(found.attempts); }
+    if (anew) return restart();  // the run was resumed: the latest attempt is another one now
     await load();
   };
   await round();

@@ -49,14 +49,13 @@ function title({ title: pattern, keys }) {
 }
 
 function head(meta) {
-  const share = meta.max_steps && meta.last_step !== null ? meta.last_step / meta.max_steps : null;
   const rows = [
     ["State", pill(meta.state, meta.state)],
     ["Step", meta.last_step === null ? "–" : `${number(meta.last_step)}${meta.max_steps ? ` of ${number(meta.max_steps)}` : ""}`],
     ["Model", h("span", { title: meta.model }, meta.model ? meta.model.split("/").slice(-3).join("/") : "–")], ["Environments", [...new Set([...meta.train_envs, ...meta.eval_envs])].join(", ") || meta.dataset || "–"],
-    ["Started", clock(meta.created)], ["Last sign", clock(meta.updated)], ["Took", seconds(meta.updated - meta.created)], ["Attempt", meta.attempt ?? "–"],
+    ["Started", clock(meta.created)], ["Last sign", clock(meta.updated)], ["From first to last", seconds(meta.updated - meta.created)], ["Attempt", meta.attempt ?? "–"],
   ];
-  if (share !== null && share > 0 && meta.state === "running") rows.push(["Left, about", seconds(((meta.updated - meta.created) / share) * (1 - share))]);
+  if (meta.left !== null && meta.state === "running") rows.push(["Left, about", seconds(meta.left)]);
   if (meta.has_traces) rows.push(["Episodes", h("a", { href: href({ run: meta.id, tab: "traces" }) }, "open the traces")]);
   return h("section", { class: "panel", style: { padding: "12px", marginBottom: "16px" } }, h("dl", { class: "facts" }, rows.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value)))));
 }

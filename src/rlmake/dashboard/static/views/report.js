@@ -1,13 +1,14 @@
 // Reports with citations that are checked against the traces when they are shown.
 
-import { ofRun } from "../api.js";
+import { ofRun, poll } from "../api.js";
 import { ago, empty, fault, fill, h } from "../dom.js";
-import { href, where } from "../router.js";
+import { href, tell, where } from "../router.js";
 
 const TAGS = new Set(["p", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "em", "strong", "s", "table", "thead", "tbody", "tr", "th", "td", "hr", "br", "code", "pre", "a"]);
 
 export async function show(main, place, scope) {
   const run = place.run, { reports } = await ofRun(run, "reports", {}, scope);
+  poll(scope, 5000, async () => { if (JSON.stringify((await ofRun(run, "reports", {}, scope)).reports) !== JSON.stringify(reports)) tell(); });
   if (!reports.length) return void fill(main, empty("No reports", h("span", {}, "Markdown files in ", h("code", {}, `${run}/reports/`), " appear here. A citation ", h("code", {}, "[^id]"), " is checked against the traces.")));
   const file = place.report || reports[0].file, body = h("article", { class: "panel prose", style: { padding: "20px 24px" } });
   fill(main, h("div", { class: "split" }, h("aside", { class: "list" }, reports.map((one) => h("a", { href: href({ ...where(), report: one.file }), class: one.file === file ? "on" : "" }, one.title, h("div", { class: "faint small" }, `${one.file} · ${ago(one.mtime)}`)))), body));

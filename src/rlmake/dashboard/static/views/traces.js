@@ -56,7 +56,7 @@ export async function show(main, place, scope) {
       h("td", { class: "num" }, h("span", { class: "reward" }, row.reward === null ? "–" : number(row.reward, 3), h("i", {}, h("b", { style: { width: `${row.reward === null ? 0 : (100 * (row.reward - low)) / (high - low || 1)}%` } })))),
       h("td", { class: "num" }, row.advantage === null ? "–" : number(row.advantage, 3)), h("td", { class: "num" }, number(row.output_tokens)), h("td", { class: "num" }, number(row.input_tokens)),
       h("td", { class: "num" }, number(row.turns)), h("td", { class: "num" }, seconds(row.duration)),
-      h("td", {}, row.ok ? (row.truncated ? h("span", { class: "pill warn" }, "truncated") : row.stop_condition || "–") : h("span", { class: "pill bad" }, row.error || (row.timeout ? "timeout" : "failed")), row.effective ? h("span", { class: "pill good", style: { marginLeft: "4px" }, title: "Went into a batch" }, "trained") : null),
+      h("td", {}, row.ok ? (row.truncated ? h("span", { class: "pill warn" }, "truncated") : row.stop_condition || "–") : h("span", { class: "pill bad" }, row.error || (row.timeout ? "timeout" : "failed")), row.superseded ? h("span", { class: "pill", style: { marginLeft: "4px" }, title: `Attempt ${row.attempt} was cut off: a later one made this episode again` }, "made again") : row.effective ? h("span", { class: "pill good", style: { marginLeft: "4px" }, title: "Went into a batch" }, "trained") : null),
       h("td", { class: "num", title: clock(row.arrival) }, ago(row.arrival))));
     fill(table, h("table", {}, h("thead", {}, head), h("tbody", {}, rows)), !rows.length && empty("No episode matches", "Loosen a filter above."));
     const offset = answer.offset, end = offset + rows.length;
@@ -73,8 +73,9 @@ export async function show(main, place, scope) {
     const most = Math.max(1, ...found.bins.map((bin) => bin[1]));
     const text = key === "arrival" ? clock : (value) => number(value, 3);
     const pick = (value) => {
-      if (key === "reward") put({ low: value, high: value + found.bin });
-      else if (key === "arrival") put({ start: value, end: value + found.bin });
+      const hair = found.bin * 1e-6, from = value - hair, to = value + found.bin - hair;  // what the next bar counts is not taken
+      if (key === "reward") put({ low: from, high: to });
+      else if (key === "arrival") put({ start: from, end: to });
     };
     fill(bins, h("div", { class: "histogram" }, found.bins.map(([value, count]) => h("button", { title: `${text(value)}: ${number(count)}`, "aria-label": `${text(value)}: ${count}`, tabindex: "-1", onclick: () => pick(value) }, h("i", { style: { height: `${(100 * count) / most}%` } })))),
       h("div", { class: "axis" }, h("span", {}, found.total ? text(found.start) : ""), select(BINS, key, (value) => { f.bins = value; change({ bins: value }); histogram(); }, "Histogram of"), h("span", {}, found.total ? text(found.end) : "")));
