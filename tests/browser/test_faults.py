@@ -60,6 +60,21 @@ def test_a_resume_is_followed_by_the_open_logs_and_configurations(tab, outputs):
     logs.clean(), files.clean()
 
 
+def test_links_within_a_report_lead_to_their_places(tab, outputs):
+    made = Made(outputs / "linked").step(1)
+    made.close()
+    text = "[below](#main-part) and broken[^b]\n\n" + "words\n\n" * 60 + "## Main *part*\n\n" + "words\n\n" * 60
+    write(made.run / "reports/a.md", f"{text}\n[^b]: {cite(quote='nowhere')}")
+    page = tab("?run=linked&tab=report", height=500).see("the quote is not in this episode").page
+    for link, place in (("a:has-text('below')", "#to-main-part"), ("a.cite.broken", "#note-1")):
+        box = f"document.querySelector('{place}').getBoundingClientRect()"
+        seen = f"() => {box}.top >= 0 && {box}.bottom <= innerHeight"
+        assert not page.evaluate(seen)
+        page.locator(link).first.click()
+        page.wait_for_function(seen)
+        page.evaluate("document.querySelector('main').scrollTop = 0")
+
+
 def test_times_are_rounded_before_they_are_taken_apart(tab, outputs):
     Made(outputs / "times").step(1).close()
     page = tab("?run=times").see("times").page

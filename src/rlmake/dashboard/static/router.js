@@ -36,7 +36,16 @@ addEventListener("click", (event) => {
   const link = event.target.closest && event.target.closest("a[href]");
   if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || link.target) return;
   const url = new URL(link.href, location.href);
-  if (url.origin !== location.origin || url.pathname !== "/" || url.hash) return;
+  if (url.origin !== location.origin || url.pathname !== "/") return;
+  if (url.hash) {  // a place in what is shown: drawing it anew would lose the place
+    const place = url.search === location.search && document.getElementById(decoded(url.hash.slice(1)));
+    if (place) { event.preventDefault(); place.scrollIntoView(); }
+    return;
+  }
   event.preventDefault();
   go(Object.fromEntries(url.searchParams));
 });
+
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
+}

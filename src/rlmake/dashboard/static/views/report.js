@@ -24,8 +24,12 @@ export async function show(main, place, scope) {
       return link;
     }
     if (!TAGS.has(part.tag)) return (part.children || []).map(build);
-    const props = part.tag === "a" && /^(https?:\/\/|#)/.test(part.href) ? { href: part.href, rel: "noopener noreferrer", target: part.href.startsWith("#") ? null : "_blank" } : {};
-    return h(part.tag, props, (part.children || []).map(build));
+    return h(part.tag, part.tag === "a" ? leads(part.href) : /^h\d$/.test(part.tag) ? { id: anchor(plain(part)) } : {}, (part.children || []).map(build));
+  };
+  const taken = new Map(), anchor = (text) => {  // the second heading of a name has -1 behind it
+    const name = slug(text), before = taken.get(name) || 0;
+    taken.set(name, before + 1);
+    return before ? `${name}-${before}` : name;
   };
   fill(body, h("h1", {}, found.title), found.body.map(build), ids.length ? [h("h2", {}, "Citations"), notes] : null);
   for (const id of ids) {
@@ -41,4 +45,15 @@ export async function show(main, place, scope) {
       for (const link of marks.get(id) || []) { link.classList.add(answer.ok ? "ok" : "broken"); link.title = answer.ok ? `verified: ${cite.note}` : `broken: ${answer.fault}`; if (target) link.href = target; }
     }).catch((error) => { if (error.name !== "AbortError") { state.textContent = "not checked"; state.title = error.message; } });
   }
+}
+
+// Headings are named as they are on GitHub, behind a prefix: no other element of the page can be meant.
+const slug = (text) => `to-${text.trim().toLowerCase().replace(/[^\p{L}\p{N}\s_-]/gu, "").replace(/\s/g, "-")}`;
+const plain = (part) => (typeof part === "string" ? part : (part.children || []).map(plain).join(""));
+
+function leads(href) {
+  if (/^https?:\/\//.test(href)) return { href, rel: "noopener noreferrer", target: "_blank" };
+  let name = href.slice(1);
+  try { name = decodeURIComponent(name); } catch { /* as it stands */ }
+  return href.startsWith("#") ? { href: `#to-${name}` } : {};
 }
