@@ -261,6 +261,25 @@ def test_a_fault_in_every_cell_is_the_file_s(project):
     assert "t/grid.toml:" in line and "cell" not in line
 
 
+def test_a_fault_between_values_of_two_files_names_both(project):
+    """The file that it extends has no fault of its own; where it has, that is all that is said."""
+    on = 'max_steps = 3\n[experiment]\nkind = "sft"\nextends = ["sft.toml"]\n'
+    project.edit("t/sft.toml", "max_steps = 4", "max_steps = 40")
+    text = (project.root / "experiments/t/sft.toml").read_text()
+    project.write("t/sft.toml", f'{text}[scheduler]\ntype = "linear"\nwarmup_steps = 2\ndecay_steps = 3\n')
+    project.write("t/on.toml", on)
+    (line,) = project.refused("all")
+    assert "t/sft.toml:" in line and line.endswith("exceeds max_steps = 3 (in experiments/t/on.toml)")
+    with pytest.raises(UserError, match="new.toml: was not written"):
+        verbs.load("new")(["t/new", "--from", "t/on", "--set", "max_steps=4"])
+    project.write("t/also.toml", on)
+    (line,) = project.refused("all")
+    assert line.endswith("(in experiments/t/also.toml and experiments/t/on.toml)")
+    project.edit("t/sft.toml", "max_steps = 40", "max_steps = 3")
+    (line,) = project.refused("all")
+    assert line.endswith("exceeds max_steps = 3")
+
+
 def test_a_misspelt_word_of_a_grid(project):
     text = (project.root / "experiments/t/sft.toml").read_text()
     project.write("t/sft.toml", text + "[experiment.grid]\nseed = [0, 1]\ninclud = [{seed = 3}]\n")

@@ -6,7 +6,7 @@ fragment to extend from. `experiments/evals/<suite>.toml` declares a suite: an e
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +213,7 @@ def _load_runs(file: Path, found: Experiments, fragments: dict[str, Composed]) -
         axis = next((f"axis '{key}'{_word(key)}, " for key in table.grid.axes if _names(fault, key)), "")
         said = _cells(where, len(cells))
         if axis or said != EVERY:  # else it is the file's own, and said once with those that extend it
-            fault = Fault(f"{fault.message} ({axis}{said})", fault.key, fault.file)
+            fault = replace(fault, message=f"{fault.message} ({axis}{said})")
         found.faults.append(fault)
 
 

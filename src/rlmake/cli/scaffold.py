@@ -73,7 +73,11 @@ def _write(file: Path, text: str) -> Registry | None:
         return Registry.load()
     except ConfigError as error:
         mine = file.as_posix().removesuffix(".toml")
-        faults = [fault for fault in error.faults if (fault.file or "").partition(".toml")[0] == mine]
+        faults = [
+            fault
+            for fault in error.faults
+            if mine in ((fault.file or "").partition(".toml")[0], (fault.via or "").partition(".toml")[0])
+        ]
         if not faults:
             return None
         file.unlink()

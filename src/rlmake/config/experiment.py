@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal
@@ -148,7 +149,8 @@ def experiment_table(raw: dict[str, Any], file: Path | str) -> ExperimentTable:
     except ValidationError as error:
         faults = of_validation(error, ExperimentTable, raw)
         named = [
-            Fault(_said(fault.message), f"experiment.{fault.key}" if fault.key else "experiment") for fault in faults
+            replace(fault, message=_said(fault.message), key=f"experiment.{fault.key}" if fault.key else "experiment")
+            for fault in faults
         ]
         raise ConfigError(placed(named, raw, str(file))) from None
 

@@ -25,12 +25,18 @@ EXPERIMENT = ("kind", "extends", "evals", "manual", "best", "seconds_per_step", 
 def of_validation(error: ValidationError, cls: type[BaseModel], raw: dict[str, Any]) -> list[Fault]:
     """One fault per key. `raw` is what was validated."""
     by_path: dict[tuple[str, ...], list[str]] = {}
+    between = set()
     for item in error.errors(include_url=False):
         for path, message in _explain(item, cls, raw):
             messages = by_path.setdefault(path, [])
             if message not in messages:
                 messages.append(message)
-    return [Fault(_join(messages), ".".join(path)) for path, messages in by_path.items()]
+            if isinstance(item.get("ctx", {}).get("error"), Refused):
+                between.add(path)
+    return [
+        Fault(_join(messages), ".".join(path), via="" if path in between else None)
+        for path, messages in by_path.items()
+    ]
 
 
 def of_values(value: Any, key: str = "") -> Iterator[Fault]:
@@ -54,7 +60,8 @@ def placed(faults: Iterable[Fault], raw: dict[str, Any], file: str | None) -> li
         path = tuple((fault.key or "").split("."))
         source = fault.file or (raw.origin(path) if isinstance(raw, Composed) else None) or file
         line = line_of(source, path)
-        found.append(Fault(fault.message, fault.key, f"{source}:{line}" if line else source))
+        via = file if fault.via == "" and source != file else fault.via or None
+        found.append(Fault(fault.message, fault.key, f"{source}:{line}" if line else source, via))
     return list(dict.fromkeys(found))
 
 

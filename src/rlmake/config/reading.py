@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +41,7 @@ def parse(cls: type[C], raw: dict[str, Any], file: Path | str | None = None) -> 
         for fault in of_validation(error, cls, data):
             key = filled.get(fault.key or "", fault.key or "")
             if not any(key == one or key.startswith(f"{one}.") for one in refused):
-                faults.append(Fault(fault.message, key))
+                faults.append(replace(fault, key=key))
     if config is not None and not faults:
         faults += [*unbuilt.faults_of(config), *of_values(data)]
     if faults or config is None:

@@ -90,7 +90,7 @@ class Spreader:
         text = f"{given!r} contradicts {origin} = {shown}; give it once, at the root"
         if not isinstance(value, dict):
             self._set(target, value)
-        self.faults.append(Fault(text, target))
+        self.faults.append(Fault(text, target, via=""))
 
     def _set(self, path: str, value: Any) -> None:
         node = self.data

@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 
@@ -31,11 +31,16 @@ def shown(text: str) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a configuration: which file, which key, what was expected."""
+    """One fault of a configuration: which file, which key, what was expected.
+
+    `via`: of a fault between several values the file that brings them together, where `file` is one that it extends; ""
+    until that is known.
+    """
 
     message: str
     key: str | None = None
     file: str | None = None
+    via: str | None = None
 
     def __str__(self) -> str:
         """One line, whatever a name or value in it holds."""
@@ -59,7 +64,7 @@ def lines(faults: Iterable[Fault]) -> list[str]:
     `data.name: … (in experiments/a.toml and 999 more)`.
     """
     alike: dict[tuple[str | None, str], list[Fault]] = {}
-    for number, fault in enumerate(faults):
+    for number, fault in enumerate(_without_via(faults)):
         alike.setdefault((fault.key, fault.message) if fault.file else (None, f"#{number}"), []).append(fault)
     found = []
     for same in alike.values():
@@ -67,9 +72,24 @@ def lines(faults: Iterable[Fault]) -> list[str]:
         if len(files) < 2:
             found += map(str, same)
             continue
-        where = " and ".join(map(shown, files)) if len(files) == 2 else f"{shown(files[0])} and {len(files) - 1} more"
-        found.append(f"{Fault(same[0].message, same[0].key)} (in {where})")
+        found.append(f"{Fault(same[0].message, same[0].key)} (in {_where(files)})")
     return found
+
+
+def _where(files: list[str]) -> str:
+    return " and ".join(map(shown, files)) if len(files) <= 2 else f"{shown(files[0])} and {len(files) - 1} more"
+
+
+def _without_via(faults: Iterable[Fault]) -> Iterator[Fault]:
+    """The faults, each once; one that only files that extend another have says in which: `(in experiments/b.toml)`."""
+    vias: dict[Fault, list[str | None]] = {}
+    for number, fault in enumerate(faults):
+        vias.setdefault(replace(fault, via=None) if fault.file else replace(fault, via=f"#{number}"), []).append(
+            fault.via
+        )
+    for fault, files in vias.items():
+        where = "" if None in files or "" in files else f" (in {_where(list(dict.fromkeys(files)))})"
+        yield replace(fault, message=f"{fault.message}{where}", via=None)
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
