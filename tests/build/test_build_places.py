@@ -270,7 +270,7 @@ def test_a_fault_between_values_of_two_files_names_both(project):
     project.write("t/on.toml", on)
     (line,) = project.refused("all")
     assert "t/sft.toml:" in line and line.endswith("exceeds max_steps = 3 (in experiments/t/on.toml)")
-    with pytest.raises(UserError, match="new.toml: was not written"):
+    with pytest.raises(UserError, match=r"new\.toml: was not written"):
         verbs.load("new")(["t/new", "--from", "t/on", "--set", "max_steps=4"])
     project.write("t/also.toml", on)
     (line,) = project.refused("all")
