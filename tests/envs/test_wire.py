@@ -189,6 +189,7 @@ async def test_numbers_per_token_arrive_as_they_were_sent_and_are_checked(env, s
     assert trace.nodes[1].logprobs == [-0.1, -1e-9] and trace.nodes[0].logprobs == []
     assert trace.branches[0].sampled_mask == [False] * 3 + [True] * 2 and trace.nodes[1].is_content[0] is False
     assert good.to_record(None)["traces"][0]["nodes"][1]["token_ids"] == [9, 10, 11]
+    assert type(trace.nodes[1].token_ids[0]) is int and type(trace.nodes[1].logprobs[0]) is float
     assert not bad.ok and bad.errors[0].type == "ValidationError" and "int" in bad.errors[0].message
 
 

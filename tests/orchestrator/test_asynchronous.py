@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import Counter
 
 import pytest
 
@@ -160,7 +161,7 @@ async def test_what_is_given_up_is_cancelled_a_group_a_turn(make_run, slow_engin
             await asyncio.sleep(0)
             turn += 1
         await task
-    assert len(dropped) > 3 and len(set(dropped)) == len(dropped)
+    assert len(dropped) > 3 and max(Counter(dropped).values()) <= 2, "two that give up may meet in a turn"
 
 
 def test_accounts_always_add_up():

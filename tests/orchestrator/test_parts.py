@@ -17,6 +17,7 @@ from rlmake.config.shared import ClientConfig
 from rlmake.config.sources import TrainSource
 from rlmake.core.errors import RunFailed, UserError
 from rlmake.core.rundir import RunContext
+from rlmake.envs import compact
 from rlmake.orchestrator import samples
 from rlmake.orchestrator.background import run_with
 from rlmake.orchestrator.curriculum import AdvantageRange, DifficultyPool, Standard
@@ -326,12 +327,12 @@ def test_arrays_of_samples_have_numpys_own_values(count):
     draw = random.Random(count)
     floats = [draw.gauss(0, 1) * 10.0 ** draw.randint(-40, 30) for _ in range(count)]
     ints, flags = [draw.randrange(1 << 31) for _ in range(count)], [draw.random() < 0.5 for _ in range(count)]
-    assert samples._float32(floats).tobytes() == np.asarray(floats, np.float32).tobytes()
-    assert np.array_equal(samples._int32(ints), ints)
+    assert compact.float32(floats).tobytes() == np.asarray(floats, np.float32).tobytes()
+    assert np.array_equal(compact.int32(ints), ints)
     for mask in (flags, sorted(flags), [False] * count, [True] * count):
         assert np.array_equal(samples._flags(mask), np.asarray(mask, bool))
 
 
 @pytest.mark.parametrize("values", [[1, 2.5], [2**40] * 3, [np.float32(1.5)], [math.nan, math.inf], [True] * 20])
 def test_numbers_that_are_no_plain_floats_become_float32_too(values):
-    assert samples._float32(values).tobytes() == np.asarray(values, np.float32).tobytes()
+    assert compact.float32(values).tobytes() == np.asarray(values, np.float32).tobytes()

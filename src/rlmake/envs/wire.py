@@ -23,8 +23,8 @@ from loguru import logger
 from verifiers.v1.serve import EpisodeAssembly
 from verifiers.v1.serve.delta import TraceSummary
 
-from rlmake.core.collector import without_cycles
 from rlmake.core.offload import off_loop
+from rlmake.envs.compact import CompactEpisode, decoded, keep, streams
 
 HEALTH_SECONDS, GONE_SECONDS = 10.0, 120.0
 START_POLL_SECONDS = 0.25
@@ -37,20 +37,7 @@ GATHER_SECONDS, GATHER_AT_MOST = 0.0001, 0.03  # for each request that is open; 
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
-STREAMS = {"token_ids": list[int], "mask": list[bool], "is_content": list[bool], "logprobs": list[float]}
 _AgentConfig = vf.WireTrace.model_fields["agent"].annotation.model_fields["config"].annotation
-
-
-def _streams(nodes: list[dict[str, Any]]) -> list[dict[str, list]]:
-    """Take the numbers per token out of plain nodes, checked: pydantic would make each of them anew."""
-    taken = [
-        {name: msgspec.convert(node.pop(name), kind) for name, kind in STREAMS.items() if name in node}
-        for node in nodes
-    ]
-    for streams in taken:
-        for values in streams.values():
-            without_cycles(values)
-    return taken
 
 
 class Wire:
@@ -175,23 +162,22 @@ class Wire:
                 logger.warning(f"env server {self.address}: a frame that cannot be read: {error}")
         self._look(0.0)
 
-    def _assembled(self, deltas: list[Any], reply: bytes) -> vf.WireEpisode:
+    def _assembled(self, deltas: list[bytes], reply: bytes) -> vf.WireEpisode:
         answer = _unpack(reply)
         if not answer["success"]:
             raise RuntimeError(answer.get("error") or "the env server refused the request")
         assembly = EpisodeAssembly()
         for delta in deltas:
-            assembly.apply(_unpack(delta) if isinstance(delta, bytes) else delta)
+            assembly.apply(decoded(delta))
         record = assembly.finish(answer["head"], [TraceSummary.model_validate(one) for one in answer["traces"]])
-        streams = [_streams(trace["nodes"]) for trace in record["traces"]]
+        taken = [[streams(node) for node in trace["nodes"]] for trace in record["traces"]]
         for trace in record["traces"]:
             if isinstance(config := trace["agent"].get("config"), dict):
                 trace["agent"] = {**trace["agent"], "config": self._agent(config)}
-        episode = vf.WireEpisode.model_validate(record)
-        for trace, taken in zip(episode.traces, streams, strict=True):
-            for node, values in zip(trace.nodes, taken, strict=True):
-                for name, value in values.items():
-                    setattr(node, name, value)
+        episode = CompactEpisode.model_validate(record)
+        for trace, given in zip(episode.traces, taken, strict=True):
+            for node, values in zip(trace.nodes, given, strict=True):
+                keep(node, values)
         return episode
 
     def _agent(self, config: dict[str, Any]) -> Any:

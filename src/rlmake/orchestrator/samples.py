@@ -1,6 +1,5 @@
 """From credited traces to training samples, and the removal of tokens without a signal."""
 
-import struct
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -8,10 +7,9 @@ import numpy as np
 import verifiers.v1 as vf
 
 from rlmake.algorithms.traces import trainable_branches
+from rlmake.envs.compact import float32, int32, kept
 from rlmake.transport import TrainingSample
 
-_pack = msgspec.msgpack.Encoder().encode
-_FLOAT64, _WIDE = 0xCB, np.dtype([("tag", "u1"), ("value", ">f8")])
 STREAMS = {"rl": "rl_weights", "ce": "ce_weights", "ref_kl": "ref_kl_weights"}
 
 
@@ -27,7 +25,7 @@ def samples_of(trace: vf.Trace, name: str, env: str, temperature: float, seq_len
         tokens = _Tokens(branch.nodes, seq_len)
         fresh = np.ones(tokens.count, bool)
         if trained:
-            fresh = tokens.joined(np.full(len(node.token_ids), id(node) not in trained) for node in branch.nodes)
+            fresh = tokens.joined(np.full(len(node.mask), id(node) not in trained) for node in branch.nodes)
         fresh[0] = False
         mask = tokens.joined(tokens.flags) & fresh
         weights = {stream: branch.loss_weights(stream) for stream in STREAMS}
@@ -35,14 +33,14 @@ def samples_of(trace: vf.Trace, name: str, env: str, temperature: float, seq_len
         sample = TrainingSample(
             sample_id=f"{name}#{number}" if len(branches) > 1 else name,
             env_name=env,
-            token_ids=tokens.joined(_int32(node.token_ids) for node in branch.nodes),
+            token_ids=tokens.joined(map(_token_ids, branch.nodes)),
             mask=mask,
             logprobs=tokens.spread("logprobs"),
             temperatures=np.full(len(mask), temperature, np.float32),
             advantages=None if advantages is None else np.where(mask, advantages, np.float32(0)),
             ref_logprobs=tokens.spread("reference_logprobs"),
             **{
-                STREAMS[stream]: None if w is None else np.where(fresh, _float32(w[:seq_len]), np.float32(0))
+                STREAMS[stream]: None if w is None else np.where(fresh, float32(w[:seq_len]), np.float32(0))
                 for stream, w in weights.items()
             },
         )
@@ -65,7 +63,7 @@ class _Tokens:
 
     def spread(self, name: str) -> np.ndarray | None:
         """float32 [T] of numbers that nodes hold compactly, 0 where nothing was sampled; None when no node has any."""
-        given = [getattr(node, name) for node in self.nodes]
+        given = [array if (array := kept(node, name)) is not None else getattr(node, name) for node in self.nodes]
         if all(values is None for values in given):
             return None
         return self.joined(map(_spread, self.flags, given))
@@ -80,38 +78,29 @@ def _flags(values: list[bool]) -> np.ndarray:
     return flags
 
 
-def _spread(flags: np.ndarray, values: list[float] | None) -> np.ndarray:
+def _spread(flags: np.ndarray, values: np.ndarray | list[float] | None) -> np.ndarray:
     spread = np.zeros(len(flags), np.float32)
-    if values and flags.any():
+    if values is not None and len(values) and flags.any():
         first = int(flags.argmax())
         if flags[first:].all():  # nearly always: a slice is filled several times as fast
             at, values = slice(first, first + len(values)), values[: len(flags) - first]
         else:
             at = np.flatnonzero(flags)[: len(values)]
             values = values[: len(at)]
-        one = values[0] != 0 and values.count(values[0]) == len(values)  # an advantage: no need to convert each
-        spread[at] = values[0] if one else _float32(values)
+        if isinstance(values, list):
+            values = values[0] if _equal(values) else float32(values)
+        spread[at] = values
     return spread
 
 
-def _int32(values: list[int]) -> np.ndarray:
-    """`np.asarray` in half the time."""
-    return np.frombuffer(struct.pack(f"={len(values)}i", *values), np.int32)
+def _equal(values: list[float]) -> bool:
+    """An advantage, as a rule: no need to convert each. Not of zeros, which have two signs."""
+    return values[0] == values[-1] != 0 and values.count(values[0]) == len(values)
 
 
-def _float32(values: list[float]) -> np.ndarray:
-    """`np.asarray` in a fifth of the time, where all are plain floats: msgpack has a tag and 8 bytes of each."""
-    try:
-        packed = _pack(values)
-    except TypeError:  # numpy's own numbers
-        return np.asarray(values, np.float32)
-    count = len(values)
-    head = 1 if count < 16 else 3 if count < 1 << 16 else 5
-    if len(packed) == head + 9 * count:
-        wide = np.frombuffer(packed, _WIDE, count, head)
-        if (wide["tag"] == _FLOAT64).all():
-            return wide["value"].astype(np.float32)
-    return np.asarray(values, np.float32)
+def _token_ids(node: vf.MessageNode) -> np.ndarray:
+    arrived = kept(node, "token_ids")
+    return int32(node.token_ids) if arrived is None else arrived
 
 
 def rl_members(sample: TrainingSample) -> np.ndarray:
