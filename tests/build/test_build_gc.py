@@ -161,3 +161,16 @@ def test_a_pin_is_the_reason_that_is_said_although_a_link_shows_it_too(built, ca
     garbage.pin(("train", OLD.name.removeprefix("train-")), "outputs/gone/weights", "the paper's")
     (line,) = [line for line in gc(capsys, "--dry-run") if OLD.name in line]
     assert line.startswith("keep") and line.endswith("pinned: outputs/gone/weights, the paper's")
+
+
+def test_pins_of_two_steps_of_a_training_are_two(project):
+    unit = ("train", "0" * 16)
+    first, second = (f"outputs/t/sft/checkpoints/step_{step}" for step in (10, 20))
+    garbage.pin(unit, first, "")
+    garbage.pin(unit, second, "the paper's")
+    with pytest.raises(UserError, match="step_30: is not pinned; did you mean"):
+        verbs.load("unpin")(["outputs/t/sft/checkpoints/step_30"])
+    verbs.load("unpin")([first])
+    assert [one["target"] for one in garbage.pins()] == [second]
+    garbage.pin(unit, first, "")
+    assert len(garbage.unpin("outputs/.store/train-" + "0" * 16, unit)) == 2 and not garbage.pins()

@@ -179,17 +179,18 @@ def pin(unit: Unit, target: str, reason: str) -> None:
     """Keep a unit whatever becomes of the experiment files."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     row = {"stage": unit[0], "fingerprint": unit[1], "target": target, "reason": reason, "at": at}
-    others = [one for one in pins() if (one["stage"], one["fingerprint"]) != unit]
+    others = [one for one in pins() if (one["stage"], one["fingerprint"], one["target"]) != (*unit, target)]
     write_json(PINS, {"schema": 1, "pins": [*others, row]})
 
 
-def unpin(unit: Unit) -> bool:
-    """Let go of a pin; False when there was none."""
+def unpin(target: str, unit: Unit | None) -> list[dict[str, Any]]:
+    """Let go of what was pinned as `target`, else of a unit under all its names; gives the pins that are gone."""
     before = pins()
-    after = [one for one in before if (one["stage"], one["fingerprint"]) != unit]
-    if len(after) < len(before):
-        write_json(PINS, {"schema": 1, "pins": after})
-    return len(after) < len(before)
+    gone = [one for one in before if one["target"] == target]
+    gone = gone or [one for one in before if (one["stage"], one["fingerprint"]) == unit]
+    if gone:
+        write_json(PINS, {"schema": 1, "pins": [one for one in before if one not in gone]})
+    return gone
 
 
 def _size(folder: Path, seen: set[int]) -> int:

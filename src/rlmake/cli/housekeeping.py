@@ -136,11 +136,13 @@ def unpin(argv: list[str]) -> int:
     parser = ArgumentParser(prog="rlmake unpin", description=unpin.__doc__)
     parser.add_argument("target", help="a target, or a place in outputs/.store, as it was pinned")
     args = parser.parse_args(argv)
-    pinned = next((p for p in garbage.pins() if p["target"] == args.target), None)
-    unit = (pinned["stage"], pinned["fingerprint"]) if pinned else _unit(args.target)
-    if not garbage.unpin(unit):
-        raise UserError(f"{args.target}: is not pinned{nearest(args.target, [p['target'] for p in garbage.pins()])}")
-    print(f"unpinned {unit[0]}-{unit[1]}")
+    known = [one["target"] for one in garbage.pins()]
+    in_store = Path(args.target).parts[: len(store.STORE.parts)] == store.STORE.parts
+    gone = garbage.unpin(args.target, _unit(args.target) if in_store and args.target not in known else None)
+    if not gone:
+        raise UserError(f"{args.target}: is not pinned{nearest(args.target, known)}")
+    for one in gone:
+        print(f"unpinned {one['stage']}-{one['fingerprint']} ({one['target']})")
     return 0
 
 
