@@ -347,6 +347,9 @@ def test_new(project, call):
     text = Path("experiments/abl/deep/second.toml").read_text()
     assert 'extends = ["../../base/cpu.toml"]' in text and "3e-6" in text
     assert project.plan("outputs/abl/deep/second/weights")["train"] == 2
+    project.write("t/two.toml", '[experiment]\nkind = "data"\n[source]\ntype = "file"\npaths.train = "rows.jsonl"\n')
+    call("new", "abl/held", "--from", "t/two", "--set", 'source.paths={test="rows.jsonl"}')
+    assert Path("experiments/abl/held.toml").read_text().endswith('"}\n')
     for argv, words in (
         (["abl/deep/second"], "there already"),
         (["t/sft/inner"], "would lie inside experiments/t/sft.toml"),

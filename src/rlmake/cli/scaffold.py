@@ -68,7 +68,7 @@ def _write(file: Path, text: str) -> Registry | None:
     """
     made = [folder for folder in file.parents if not folder.exists()]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    file.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     try:
         return Registry.load()
     except ConfigError as error:
