@@ -42,10 +42,10 @@ static inline uint8_t e4m3(float x) {
 }
 
 /* Blocks side by side, `rows` high, of fp32 (`buffer` holds them as bf16) or of bf16 (`buffer` is NULL). Memory is read
-   row by row, as processors foresee it. */
+   row by row, as processors foresee it; the strip at `next`, `next_width` bytes wide, is fetched during the divisions. */
 CLONES static void side_by_side(const void *weight, Py_ssize_t stride, Py_ssize_t rows, Py_ssize_t cols, Py_ssize_t block,
                                 uint16_t *restrict buffer, uint8_t *restrict q, Py_ssize_t q_stride,
-                                float *restrict scale) {
+                                float *restrict scale, const char *next, Py_ssize_t next_width) {
     Py_ssize_t count = (cols + block - 1) / block;
     for (Py_ssize_t b = 0; b < count; b++) scale[b] = 0;
     for (Py_ssize_t r = 0; r < rows; r++)
@@ -77,7 +77,10 @@ CLONES static void side_by_side(const void *weight, Py_ssize_t stride, Py_ssize_
     }
     for (Py_ssize_t r = 0; r < rows; r++) {
         const any16 *in = buffer ? (const any16 *)(buffer + r * cols) : (const any16 *)weight + r * stride;
+        const char *ahead = next + r * stride * (buffer ? 4 : 2);
         for (Py_ssize_t b = 0; b < count; b++) {
+            Py_ssize_t from = b * next_width / count, to = (b + 1) * next_width / count;
+            for (Py_ssize_t c = from; c < to; c += 64) __builtin_prefetch(ahead + c, 0, 2);
             Py_ssize_t left = b * block, right = left + block < cols ? left + block : cols;
             float factor = scale[b];
             for (Py_ssize_t c = left; c < right; c++)
@@ -97,11 +100,15 @@ static PyObject *quantize(PyObject *module, PyObject *arguments) {
     Py_BEGIN_ALLOW_THREADS
     Py_ssize_t grid = (cols + block - 1) / block;
     for (Py_ssize_t top = 0; top < rows; top += block)
-        for (Py_ssize_t left = 0; left < cols; left += width)
+        for (Py_ssize_t left = 0; left < cols; left += width) {
+            Py_ssize_t wide = cols - left < width ? cols - left : width;
+            Py_ssize_t there = left + width < cols ? top * stride + left + width : (top + block) * stride;
             side_by_side((const char *)weight + (top * stride + left) * itemsize, stride,
-                         rows - top < block ? rows - top : block, cols - left < width ? cols - left : width, block,
+                         rows - top < block ? rows - top : block, wide, block,
                          buffer, (uint8_t *)q + top * cols + left, cols,
-                         (float *)scale + top / block * grid + left / block);
+                         (float *)scale + top / block * grid + left / block,
+                         (const char *)weight + there * itemsize, wide * itemsize);
+        }
     Py_END_ALLOW_THREADS
     free(buffer);
     Py_RETURN_NONE;
