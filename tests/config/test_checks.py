@@ -190,6 +190,8 @@ OTHERS = [
     ("TrainerConfig", {"device": "cpu", "model": {"attn": "flash_attention_2"}}, "model.attn: flash_attention_2 needs a GPU"),
     ("TrainerConfig", {"model": {"fsdp_cpu_offload": True, "optim_cpu_offload": True}}, "model.optim_cpu_offload: excludes fsdp_cpu_offload"),
     ("TrainerConfig", {"optim": {"type": "muon"}, "model": {"fsdp_cpu_offload": True}}, "model.fsdp_cpu_offload: does not work with muon"),
+    ("TrainerConfig", {"model": {"ac_offloading": {"max_inflight_activations": 0}}}, "model.ac_offloading.max_inflight_activations: must be ≥ 1, not 0"),
+    ("TrainerConfig", {"model": {"ac_offloading": {"max_inflight": 2}}}, "model.ac_offloading.max_inflight: unknown key; did you mean 'max_inflight_activations'?"),
     ("TrainerConfig", {"trace_path": "t", "max_steps": 10}, "trace_path: needs max_steps below 10"),
     ("TrainerConfig", {"device": "cpu", "model": {"cp": 2}}, "model.attn: 'exact' knows no model.cp above 1"),
     ("TrainerConfig", {"model": {"cp": 2, "attn": "exact"}}, "model.attn: 'exact' knows no model.cp above 1"),

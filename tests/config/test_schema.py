@@ -155,6 +155,25 @@ def test_micro_batches_count_in_deterministic_mode_only():
     assert identity(1, True) != identity(2, True)
 
 
+def test_offloading_is_off_implies_recomputation_and_is_no_other_run():
+    plain = parsed("SFTConfig").model
+    assert plain.ac_offloading is None and not plain.optim_cpu_offload and not plain.fsdp_cpu_offload
+    asked = parsed("SFTConfig", model__ac_offloading={}).model
+    assert (asked.ac_offloading.pin_memory, asked.ac_offloading.max_inflight_activations) == (True, 5)
+    assert asked.ac.mode == "full" and plain.ac is None
+    assert parsed("SFTConfig", model__ac_offloading={}, model__ac={"mode": "selective"}).model.ac.mode == "selective"
+    base = semantic_part(parsed("SFTConfig", model__ac={}))
+    for keys in ({"ac_offloading": {}}, {"optim_cpu_offload": True}, {"fsdp_cpu_offload": True}):
+        assert semantic_part(parsed("SFTConfig", model__ac={}, **{f"model__{k}": v for k, v in keys.items()})) == base
+
+    def on_gpu(**keys):
+        return semantic_part(parsed("TrainerConfig", device="cuda", model=keys["model"], deterministic=keys["same"]))
+
+    off, on = {"fsdp_cpu_offload": False}, {"fsdp_cpu_offload": True}
+    assert on_gpu(model=off, same=False) == on_gpu(model=on, same=False)
+    assert on_gpu(model=off, same=True) != on_gpu(model=on, same=True), "the host's update has other bytes"
+
+
 def test_only_the_engine_in_use_counts():
     base = semantic_part(parsed("InferenceConfig"))
     assert "dtype" not in base["vllm"] and base["transformers"]["dtype"] == "float32"

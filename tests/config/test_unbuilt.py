@@ -18,6 +18,7 @@ UNBUILT = [
     ("SFTConfig", {"weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type"),
     ("RLConfig", {"trainer": {"model": {"vlm": {}}}}, "trainer.model.vlm"),
     ("SFTConfig", {"model__ep": 8}, "model.ep"),
+    ("SFTConfig", {"model__full_offload": {}}, "model.full_offload"),
 ]
 
 
@@ -40,7 +41,7 @@ def test_free_tables_of_the_user_are_not_searched_for_unbuilt_keys():
         ("RLConfig", "trainer.model.ep", 4),
         ("RLConfig", "trainer.enable_token_export", True),
         ("RLConfig", "inference.vllm.api_server_count", 2),
-        ("SFTConfig", "model.fsdp_cpu_offload", True),
+        ("SFTConfig", "model.ep", 2),
         ("SFTConfig", "model.attn", "flash_attention_2"),
         ("EvalConfig", "inference.vllm.api_server_count", 2),
     ],

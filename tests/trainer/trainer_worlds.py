@@ -50,7 +50,9 @@ def rank_main(rank: int, count: int, port: int, train: Callable[..., int], confi
     log.setup("trainer", "info" if rank == 0 else "error")
     ctx = RunContext.from_env(config.output_dir)
     prepare(config)
-    world = worlds.start(gpu=False, threads=1, dp_replicate=config.model.dp_replicate, cp=config.model.cp)
+    world = worlds.start(
+        gpu=config.device == "cuda", threads=1, dp_replicate=config.model.dp_replicate, cp=config.model.cp
+    )
     try:
         code = train(config, ctx, world, setup(config.monitors, "trainer", ctx, rank))
     except UserError as error:

@@ -55,6 +55,13 @@ class ActivationCheckpointing(Config):
     )
 
 
+class ActivationOffloading(Config):
+    """Keep in host memory what blocks keep for the backward pass."""
+
+    pin_memory: bool = runtime(True, "Page-locked host memory, for copies that the device makes by itself.")
+    max_inflight_activations: int = runtime(5, "How many tensors may be on their way at a time.", ge=1)
+
+
 class LoRAConfig(Config):
     """Low-rank adapters in place of a full fine-tune."""
 
@@ -84,7 +91,12 @@ class TrainerModelConfig(Config):
     fused_lm_head_token_chunk_size: int | Literal["disabled"] = runtime(8192, "Tokens per chunk of the LM head.")
     compile: CompileConfig | None = runtime(None, "Compile the blocks.")
     ac: ActivationCheckpointing | None = runtime(None, "Recompute activations.")
-    fsdp_cpu_offload: bool = runtime(False, "Keep parameters in host memory.")
+    ac_offloading: ActivationOffloading | None = runtime(
+        None, "Keep activations in host memory; switches 'ac' on where it is off."
+    )
+    fsdp_cpu_offload: bool = runtime(
+        False, "Keep parameters, gradients and optimizer states in host memory; the update is made there."
+    )
     optim_cpu_offload: bool = runtime(False, "Keep optimizer states in host memory.")
     reshard_after_forward: bool = runtime(True, "Free gathered parameters after the forward pass.")
     dp_replicate: int = runtime(1, "Copies of the sharded model.", ge=1)
@@ -99,6 +111,8 @@ class TrainerModelConfig(Config):
     def _offload(self):
         if self.fsdp_cpu_offload and self.optim_cpu_offload:
             raise Refused(("optim_cpu_offload", "excludes fsdp_cpu_offload"))
+        if self.ac_offloading is not None and self.ac is None:
+            self.ac = ActivationCheckpointing()
         return self
 
 
@@ -170,6 +184,8 @@ class TrainerCommon(Config):
     def horizon_classes(self) -> dict[str, FieldClass]:
         """`max_steps` counts where the schedule depends on it, and what a fork leaves unread counts too."""
         fields: dict[str, FieldClass] = {"max_steps": "semantic"} if depends_on_max_steps(self.scheduler) else {}
+        if self.model.fsdp_cpu_offload and self.device == "cuda" and self.deterministic:
+            fields["model.fsdp_cpu_offload"] = "semantic"  # the host's update rounds otherwise than the card's
         if self.ckpt is not None and self.resume is not None and self.resume.dir is not None:
             skips = (name for name in TrainerCkptConfig.model_fields if name.startswith("skip_"))
             fields |= {f"ckpt.{name}": "semantic" for name in skips}

@@ -1,4 +1,5 @@
-"""How a model is spread over the ranks and made fast, from outside: recomputation → compile → FSDP2, block by block.
+"""How a model is spread over the ranks and made fast, from outside, block by block: recomputation → compile →
+offloading of what is kept → FSDP2.
 
 On GPUs that each hold a whole copy nothing is sharded (`masters`): FSDP's copies, hooks and a sum of gradients for each
 micro-batch would cost there and bring nothing.
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from rlmake.trainer.activations import Offloading
 from rlmake.trainer.families import Plan
 from rlmake.trainer.masters import Masters
 from rlmake.trainer.policy import SHAPES
@@ -35,6 +37,8 @@ def parallelise(root: nn.Module, plan: Plan, model: nn.Module, config: Any, worl
         torch._dynamo.config.recompile_limit = 4 * SHAPES
         for block in blocks:
             block.compile(fullgraph=config.compile.fullgraph, dynamic=False)
+    if config.ac_offloading is not None:
+        Offloading(config.ac_offloading, world.device).apply(blocks)
     if not whole:
         _shard(root, blocks, config, world)
     return masters
@@ -48,9 +52,11 @@ def _masters(root: nn.Module, config: Any, world: World) -> Masters:
 def _shard(root: nn.Module, blocks: list[nn.Module], config: Any, world: World) -> None:
     """Each block is a unit of its own; embedding, last norm and head belong to the root."""
     compute, reduce = DTYPES[config.compute_dtype], DTYPES[config.reduce_dtype]
+    pinned = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
+    offload = pinned if config.fsdp_cpu_offload else OffloadPolicy()
     options = {
         "mesh": world.mesh if world.mesh["dp_replicate"].size() > 1 else world.mesh["dp_shard"],
-        "offload_policy": CPUOffloadPolicy() if config.fsdp_cpu_offload else OffloadPolicy(),
+        "offload_policy": offload,
     }
     reshard = config.reshard_after_forward and world.mesh["dp_shard"].size() > 1
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)

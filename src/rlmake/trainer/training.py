@@ -62,7 +62,7 @@ class Training:
         if routers := self.plan.routers(model):
             self.policy.routing = RouterStatistics(routers)
         self.optimizer = optim.build(config.optim, self.policy.named())
-        optim.ensure_state(self.optimizer)
+        optim.ensure_state(self.optimizer, config.model.optim_cpu_offload)
         self.factor = schedule.build(config.scheduler, config.optim.lr, config.max_steps)
         self.step = 0
         self.ledger = Ledger(ctx, None, write=world.master)
@@ -119,7 +119,7 @@ class Training:
         if not_a_number or not math.isfinite(norm) or not math.isfinite(loss):
             self._diverged(step, loss, norm, not_a_number)
         optim.set_lr(self.optimizer, lr)
-        self.optimizer.step()
+        optim.step(self.optimizer, self.config.model.optim_cpu_offload)
         self.policy.refresh()
         self.optimizer.zero_grad(set_to_none=True)
         self.step = step

@@ -50,4 +50,6 @@ def write_adapter(
 def whole(p: nn.Parameter, dtype: torch.dtype) -> Tensor:
     """A parameter as `dtype`, gathered from its ranks."""
     value = p.detach().to(dtype)
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    if not isinstance(value, DTensor):
+        return value
+    return value.to(value.device_mesh.device_type).full_tensor()  # with fsdp_cpu_offload it is in host memory
