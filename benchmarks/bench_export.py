@@ -1,17 +1,19 @@
 """Conversions against the disk's own write speed, in one run, with their peak memory (`make bench-export`).
 
-    python benchmarks/bench_export.py [--layers 14 28] [--folder DIR]
+    python benchmarks/bench_export.py [--layers 14 28] [--repeat 5] [--folder DIR]
 
 A checkpoint of fp32 master weights in the shape of Qwen3-0.6B (28 layers: 2.4 GB) becomes bf16 and FP8 and goes back.
 Rate: bytes written by a second of the whole conversion, verification of the checkpoint included, source in the page
-cache where it fits. Disk: as many bytes written and synced in one go, before and after each conversion. Memory: the
-peak of the process's own (anonymous) pages beyond those after its imports.
+cache where it fits. Disk: as many bytes written and synced in one go, before and after each conversion. Each is done
+`--repeat` times, in turn, and medians are compared: a disk that is shared may take twice as long the next time. Memory:
+the peak of the process's own (anonymous) pages beyond those after its imports.
 """
 
 import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -116,6 +118,7 @@ def run(name: str, source: Path, out: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--layers", type=int, nargs="+", default=[14, 28])
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the system's temporary folder")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
@@ -144,14 +147,17 @@ def main() -> None:
                 ("FP8 → bf16", root / "fp8", root / "back"),
             ):
                 size = int(master / (2 if "bf16" in out.name or out.name == "back" else 4))
-                before = disk_seconds(root, size)
-                found = run(name, source, out)
-                disk = size / ((before + disk_seconds(root, size)) / 2)
-                rate = found["bytes"] / found["seconds"]
+                times, runs = [disk_seconds(root, size)], []
+                for _ in range(arguments.repeat):
+                    shutil.rmtree(out, ignore_errors=True)
+                    runs.append(run(name, source, out))
+                    times.append(disk_seconds(root, size))
+                found = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
+                disk, rate = size / statistics.median(times), found["bytes"] / found["seconds"]
                 print(
-                    f"| {master / 1e9:.1f} GB | {name} | {found['bytes'] / 1e9:.2f} | {found['seconds']:.1f} | "
+                    f"| {master / 1e9:.1f} GB | {name} | {found['bytes'] / 1e9:.2f} | {found['seconds']:.2f} | "
                     f"{found['cpu']:.1f} | {rate / 1e9:.2f} | {disk / 1e9:.2f} | {rate / disk:.2f} | "
-                    f"{found['memory'] / 1e9:.2f} |",
+                    f"{max(one['memory'] for one in runs) / 1e9:.2f} |",
                     flush=True,
                 )
         finally:
