@@ -1,12 +1,12 @@
 """Tokens per second of the embedded engine against `transformers.generate`, on the CPU.
 
-    python benchmarks/bench_engine.py [--threads 2] [--repeats 3] [--model DIR]
+    python benchmarks/bench_engine.py [--threads 2] [--repeats 9] [--model DIR]
 
 Without `--model` it makes the two small models of the table (2 layers of width 128, 3 of 192). Two workloads of 128
 requests, 64 at a time, all sampled at temperature 1: `even` (32 prompt tokens, 64 new ones) and `ragged` (4–60 prompt
-tokens, 16–128 new ones; `generate` pads each batch of 64 to its longest, only wanted tokens count). The best of the
-repeats counts, engine and `generate` taking turns, since other work on the machine only ever slows a run down. Tokens
-per CPU second stand beside it: they move less when the machine is shared.
+tokens, 16–128 new ones; `generate` pads each batch of 64 to its longest, only wanted tokens count). Engine and
+`generate` take turns, and the median counts, of the rates and of the ratio of each pair: a machine that is shared may
+be half as fast a second later. Tokens per CPU second stand beside it.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -87,16 +88,13 @@ def bench(name: str, folder: Path, threads: int, repeats: int) -> list[dict]:
             "engine": lambda r=requests: run_engine(engine, r),
             "generate": lambda r=requests: run_generate(model, r),
         }
-        best = {side: (0.0, 0.0) for side in runs}
-        for _ in range(repeats):
-            for side, run in runs.items():
-                best[side] = tuple(map(max, best[side], measure(run, tokens)))
+        pairs = [{side: measure(run, tokens) for side, run in runs.items()} for _ in range(repeats)]
+        wall, cpu = ([pair["engine"][n] / pair["generate"][n] for pair in pairs] for n in (0, 1))
         rows.append(
             {
                 "model": name, "workload": workload, "threads": threads,
-                "engine_tokens_per_s": round(best["engine"][0]), "generate_tokens_per_s": round(best["generate"][0]),
-                "ratio": round(best["engine"][0] / best["generate"][0], 2),
-                "cpu_ratio": round(best["engine"][1] / best["generate"][1], 2),
+                **{f"{side}_tokens_per_s": round(median(pair[side][0] for pair in pairs)) for side in runs},
+                "ratio": round(median(wall), 2), "cpu_ratio": round(median(cpu), 2),
             }
         )  # fmt: skip
     engine.close()
@@ -106,7 +104,7 @@ def bench(name: str, folder: Path, threads: int, repeats: int) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--model", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -71,19 +71,23 @@ class KVCache:
         for cache in (self.keys, self.values):
             cache[:, target, :, :length] = cache[:, source, :, :length]
 
-    def write(self, layer: int, slots, positions, key: torch.Tensor, value: torch.Tensor) -> None:
-        """key and value [T, G, D]: token t goes to position `positions[t]` of slot `slots[t]`."""
-        self.keys[layer][slots, :, positions] = key
-        self.values[layer][slots, :, positions] = value
+    def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where `write` puts tokens that go to position `positions[t]` of slot `slots[t]`: [T · G], of all layers."""
+        heads, length = self.keys.shape[2:4]
+        return ((slots[:, None] * heads + torch.arange(heads)) * length + positions[:, None]).flatten()
+
+    def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """key and value [T, G, D] to their `rows`."""
+        for cache, new in ((self.keys, key), (self.values, value)):
+            cache[layer].view(-1, cache.shape[-1]).index_copy_(0, rows, new.reshape(len(rows), -1))
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Whole documents. With a cache, token t is also kept at position `positions[t]` of slot `slots[t]`."""
+    """Whole documents. With a cache, their keys and values are also kept in its `rows`."""
 
     plan: Plan
-    slots: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,8 @@ class Decode:
     The number of rows is a multiple of 16; rows beyond the slots in use write to the spare slot and mean nothing.
     """
 
-    slots: torch.Tensor  # [B]: b, or the spare slot
     positions: torch.Tensor  # [B]
+    rows: torch.Tensor  # [B · G] of the cache: of slot b, or of the spare one
     bias: torch.Tensor  # [B, 1, 1, N]
 
     @classmethod
@@ -106,7 +110,8 @@ class Decode:
         positions = F.pad(positions, (0, rows - used))
         keys = torch.arange(key_rows(int(positions.max()) + 1))
         bias = torch.zeros(rows, len(keys), dtype=cache.keys.dtype)
-        return cls(slots, positions, bias.masked_fill_(keys > positions[:, None], float("-inf"))[:, None, None])
+        bias.masked_fill_(keys > positions[:, None], float("-inf"))
+        return cls(positions, cache.rows(slots, positions), bias[:, None, None])
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ def attend(module: nn.Module, query, key, value, attention_mask, scaling=None, c
     decode, packed, layer = context.decode, context.packed, module.layer_idx
     if decode is None:
         return _packed(layer, q, k, v, scaling, packed, context.cache)[None], None
-    rows = len(decode.slots)
+    rows = len(decode.positions)
     out = _decode(layer, q[:rows], k[:rows], v[:rows], scaling, decode, context.cache)
     if packed is not None:
         out = torch.cat([out, _packed(layer, q[rows:], k[rows:], v[rows:], scaling, packed, context.cache)])
@@ -143,7 +148,7 @@ def _packed(layer: int, query, key, value, scaling: float, packed: Packed, cache
     heads, width, kv_heads = query.shape[1], query.shape[2], key.shape[1]
     groups = heads // kv_heads
     if cache is not None:
-        cache.write(layer, packed.slots, packed.positions, key, value)
+        cache.write(layer, packed.rows, key, value)
     outputs = []
     for bucket in packed.plan.buckets:
         (size, rows), keys = bucket.queries.shape, bucket.keys.shape[1]
@@ -163,11 +168,11 @@ def _decode(layer: int, query, key, value, scaling: float, decode: Decode, cache
     kv_heads, length = key.shape[1], decode.bias.shape[-1]
     groups = heads // kv_heads
     rows = max(groups, MIN_QUERY_ROWS)
-    cache.write(layer, decode.slots, decode.positions, key, value)
+    cache.write(layer, decode.rows, key, value)
     keys, values = cache.keys[layer, :size, :, :length], cache.values[layer, :size, :, :length]
     q = query.reshape(size, kv_heads, groups, width)
     if groups < rows:
-        q = q[:, :, torch.arange(rows) % groups]
+        q = torch.cat([q] * -(-rows // groups), 2)[:, :, :rows]
     bias = decode.bias.expand(size, 1, rows, length)
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scaling)
     return out[:, :, :groups].reshape(size, heads, width)
@@ -305,7 +310,7 @@ def _decoded_logprobs(model: nn.Module, documents: list[torch.Tensor], steps: li
     owner = torch.repeat_interleave(torch.arange(len(lens)), torch.tensor(lens))
     owner = F.pad(owner, (0, padding), value=cache.spare)
     plan = Plan.of([*lens, padding] if padding else lens)
-    hidden = run(model, ids[None], positions[None], Context(Packed(plan, owner, positions), cache=cache))
+    hidden = run(model, ids[None], positions[None], Context(Packed(plan, cache.rows(owner, positions)), cache=cache))
     hidden = hidden[torch.tensor(lens).cumsum(0) - 1]
     found: list[list[torch.Tensor]] = [[] for _ in documents]
     for step in range(max(steps, default=0)):
@@ -316,6 +321,6 @@ def _decoded_logprobs(model: nn.Module, documents: list[torch.Tensor], steps: li
             if step < count:
                 found[index].append(scores[index])
         decode = Decode.of(cache, at)
-        ids = F.pad(tokens, (0, len(decode.slots) - len(tokens)))
+        ids = F.pad(tokens, (0, len(decode.positions) - len(tokens)))
         hidden = run(model, ids[None], decode.positions[None], Context(decode=decode, cache=cache))[: len(documents)]
     return [torch.stack(scores) if scores else torch.empty(0) for scores in found]

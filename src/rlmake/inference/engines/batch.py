@@ -129,7 +129,7 @@ class Batch:
             newest = torch.tensor([sequence.out.token_ids[-1] for sequence in self.running])
             at = torch.tensor([sequence.length - 1 for sequence in self.running])
             decoding = exact.Decode.of(self.cache, at)
-            ids.append(F.pad(newest, (0, len(decoding.slots) - count)))
+            ids.append(F.pad(newest, (0, len(decoding.positions) - count)))
             places.append(decoding.positions)
         if not fresh:
             context = exact.Context(decode=decoding, cache=self.cache)
@@ -137,9 +137,9 @@ class Batch:
         owners: dict[tuple[int, ...], int] = {}  # distinct prompt → slot of the first sequence that has it
         for slot, sequence in enumerate(fresh, count):
             owners.setdefault(sequence.prompt, slot)
-        prompt_ids, packed = self._pack(owners)
+        prompt_ids, positions, packed = self._pack(owners)
         ids.append(prompt_ids)
-        places.append(packed.positions)
+        places.append(positions)
         context = exact.Context(packed, decoding, self.cache)
         hidden = exact.run(self.model, torch.cat(ids)[None], torch.cat(places)[None], context)
         first = len(ids[0]) if count else 0
@@ -155,15 +155,17 @@ class Batch:
                 sequence.out.prompt_logprobs = self._score_prompt(sequence, hidden[start : start + size])
         return hidden[rows]
 
-    def _pack(self, owners: dict[tuple[int, ...], int]) -> tuple[torch.Tensor, exact.Packed]:
-        """Distinct prompts one after the other, padded to a multiple of 16; the padding is a document of its own."""
+    def _pack(self, owners: dict[tuple[int, ...], int]) -> tuple[torch.Tensor, torch.Tensor, exact.Packed]:
+        """Ids, positions and layout of distinct prompts, one after the other, padded to a multiple of 16; the padding
+        is a document of its own."""
         lens = [len(prompt) for prompt in owners]
         padding = up(sum(lens)) - sum(lens)
         ids = F.pad(torch.tensor(list(itertools.chain.from_iterable(owners))), (0, padding))
         places = F.pad(torch.cat([torch.arange(length) for length in lens]), (0, padding))
         slots = torch.repeat_interleave(torch.tensor(list(owners.values())), torch.tensor(lens))
         slots = F.pad(slots, (0, padding), value=self.cache.spare)
-        return ids, exact.Packed(Plan.of([*lens, padding] if padding else lens), slots, places)
+        plan = Plan.of([*lens, padding] if padding else lens)
+        return ids, places, exact.Packed(plan, self.cache.rows(slots, places))
 
     def _score_prompt(self, sequence: Sequence, hidden: torch.Tensor) -> list[list[Entry] | None]:
         """Per prompt position the given token's entry, then the most likely ones; None for the first."""
