@@ -41,6 +41,9 @@ __all__ = [
 NAME = "rlmake_exact"
 MIN_QUERY_ROWS = 4
 MAX_THREADS = 2
+STAGGER = 24
+"""Positions that the cache has beyond its length: at a distance of a power of two, all slots would share the same few
+sets of the processor's cache."""
 
 
 @dataclass
@@ -58,7 +61,7 @@ class KVCache:
         """A cache for `slots` sequences (rounded up to 16) of at most `length` tokens."""
         heads = config.num_key_value_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, up(slots) + 1, heads, key_rows(length), width)
+        shape = (config.num_hidden_layers, up(slots) + 1, heads, key_rows(length) + STAGGER, width)
         return cls(_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype))
 
     @property
