@@ -5,11 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rlmake.build import explain
 from rlmake.build.registry import Registry
+from rlmake.build.workflow import code_state
 from rlmake.cli import verbs
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import write_json
@@ -108,6 +110,41 @@ def test_a_fork_that_could_not_go_on_is_refused(project):
     (project.root / "experiments/t/fork.toml").unlink()
     project.write("t/other.toml", rl.replace("max_steps = ", fork.partition("max_steps")[0] + "max_steps = 1"))
     assert any("kind 'sft', which 'rl' cannot continue" in line for line in project.refused("outputs/t/other/weights"))
+
+
+def test_a_fork_has_no_step_before_its_own_first(project):
+    """It counts on from its checkpoint: earlier steps are refused, and are none to choose the best from."""
+    text = (project.root / "experiments/t/sft.toml").read_text()
+    text = text.replace('evals = ["held"]', 'best = {suite = "held"}')
+    project.write(
+        "t/fork.toml", text.replace("max_steps = 4", 'resume.dir = "outputs/t/sft/checkpoints/step_2"\nmax_steps = 6')
+    )
+    (line,) = project.refused("outputs/t/fork/checkpoints/step_2")
+    assert line.endswith(
+        "there is no step 2: the run is a fork of outputs/t/sft/checkpoints/step_2 and counts on from there"
+    )
+    asked = {row["target"] for row in project.document("outputs/t/fork/exports/best/weights")["jobs"]}
+    assert {name for name in asked if "/fork/evals/" in name} == {
+        "outputs/t/fork/evals/held@step_4",
+        "outputs/t/fork/evals/held@step_6",
+    }
+
+
+def test_the_state_of_the_code_counts_files_that_git_does_not_know(project):
+    """A new experiment that nobody has added yet is no clean commit; what it says is not copied into cards."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    Path(".gitignore").write_text("outputs/\n.snakemake/\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    clean, nothing = code_state()
+    assert clean["commit"] and clean["dirty"] is None and not nothing
+    states = []
+    for text in ("secret = 1", "secret = 2"):
+        project.write("t/new.toml", text)
+        state, difference = code_state()
+        states.append(state["dirty"])
+        assert b"untracked: 'experiments/t/new.toml', 10 bytes" in difference and b"secret" not in difference
+    assert None not in states and states[0] != states[1]
 
 
 @pytest.mark.parametrize("root", ["", "{root}/", "./"])

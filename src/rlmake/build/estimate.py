@@ -70,7 +70,7 @@ class Estimates:
         if store.is_kept(artefact):
             return 0.0, "kept, nothing is trained"
         last = work.last_step if work.fixed_length and work.last_step else artefact.step  # it cannot stop before
-        steps = last - max(_forked(work.parents), store.progress(artefact.folder, upto=artefact.step))
+        steps = last - max(store.begins(work.config), store.progress(artefact.folder, upto=artefact.step))
         own = _seconds_per_step(artefact.folder, work.parents)
         if own is not None:
             return own * steps, f"{own:.3g} s a step, its own"

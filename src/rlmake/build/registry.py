@@ -217,6 +217,9 @@ class Registry:
         assert work.last_step is not None
         if step > work.last_step:
             raise UserError(f"{path}: the run ends at step {work.last_step} (max_steps)")
+        if step <= store.begins(work.config):
+            forked = store.fork_of(work.config)
+            raise UserError(f"{path}: there is no step {step}: the run is a fork of {forked} and counts on from there")
         if work.fixed_length and step != work.last_step and (work.interval is None or step % work.interval):
             raise UserError(
                 f"{path}: the schedule depends on max_steps = {work.last_step}, so there are only its own checkpoints: "

@@ -94,7 +94,8 @@ class Reports:
         assert run.best is not None and work.last_step is not None
         if fault := self.fault_of_best(run_name):
             raise ConfigError(fault)
-        steps = sorted({*range(work.interval, work.last_step + 1, work.interval), work.last_step})
+        whole = range(work.interval, work.last_step + 1, work.interval)
+        steps = sorted({step for step in (*whole, work.last_step) if step > store.begins(work.config)})
         parents, evals = [], []
         for step in steps:
             evaluation = self.registry.evaluation(run.best.suite, run_name, step)

@@ -282,6 +282,17 @@ def manifest_of(made: Artefact, spec: dict[str, Any], files: list[dict[str, Any]
     }
 
 
+def fork_of(config: dict[str, Any]) -> str | None:
+    """The checkpoint that a training is forked from."""
+    return (config.get("resume") or (config.get("trainer") or {}).get("resume") or {}).get("dir")
+
+
+def begins(config: dict[str, Any]) -> int:
+    """The step that a training begins behind: a fork counts on from its checkpoint's, `…/step_<n>`; else 0."""
+    digits = Path(fork_of(config) or "").name.removeprefix("step_")
+    return int(digits) if digits.isdecimal() else 0
+
+
 def has_lora(config: dict[str, Any]) -> bool:
     """Whether a training (by its resolved configuration) trains adapters only."""
     table = config["trainer"] if isinstance(config.get("trainer"), dict) else config

@@ -368,8 +368,27 @@ def code_state() -> tuple[dict[str, Any], bytes | None]:
         return done.stdout if done.returncode == 0 else None
 
     commit, difference = git("rev-parse", "HEAD"), git("diff", "HEAD")
+    others = git("ls-files", "-z", "--others", "--exclude-standard", "--", ".", f":!{OUTPUTS}", ":!.snakemake")
+    if commit:
+        difference = (difference or b"") + _untracked([os.fsdecode(name) for name in (others or b"").split(b"\0")[:-1]])
     dirty = hash_bytes(difference)[:16] if difference else None
     return {"commit": commit.decode().strip() if commit else None, "dirty": dirty}, difference
+
+
+def _untracked(names: list[str]) -> bytes:
+    """A line for each file that git does not know: name, size, hash while all together are small. No text of them: a
+    card goes where weights go, and a file that is not under version control may hold secrets."""
+    lines, room = [], LARGEST_DIFF
+    for name in sorted(names):
+        try:
+            size = os.lstat(name).st_size
+            seen = size <= room and os.path.isfile(name)
+            content = hash_bytes(Path(name).read_bytes())[:16] if seen else "not read"
+        except OSError:
+            continue  # deleted meanwhile, or may not be read
+        room -= size * seen
+        lines.append(f"untracked: {name!r}, {size} bytes, {content}\n")
+    return "".join(lines).encode()
 
 
 def _when_settled(workflow: Any, then: Callable[[Any], None]) -> None:

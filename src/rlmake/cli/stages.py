@@ -57,7 +57,7 @@ def train(fingerprint: str, step: str) -> None:
 
     spec = store.read_spec("train", fingerprint)
     last = int(step)
-    steps = sorted({s for s in spec["steps"] if s <= last} | {last})
+    steps = sorted({s for s in spec["steps"] if store.begins(spec["config"]) < s <= last} | {last})
     wanted = [Artefact("train", fingerprint, "checkpoint", s) for s in steps]
     folder = wanted[0].folder
     training.refuse_failed(folder, name_of(spec))
