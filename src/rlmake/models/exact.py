@@ -56,6 +56,10 @@ class KVCache:
     keys: torch.Tensor
     values: torch.Tensor
 
+    def __post_init__(self) -> None:
+        slots, heads, length = self.keys.shape[1:4]
+        self._starts = torch.arange(slots * heads).view(slots, heads) * length
+
     @classmethod
     def make(cls, config, slots: int, length: int, dtype: torch.dtype = torch.float32) -> "KVCache":
         """A cache for `slots` sequences (rounded up to 16) of at most `length` tokens."""
@@ -76,8 +80,7 @@ class KVCache:
 
     def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Where `write` puts tokens that go to position `positions[t]` of slot `slots[t]`: [T · G], of all layers."""
-        heads, length = self.keys.shape[2:4]
-        return ((slots[:, None] * heads + torch.arange(heads)) * length + positions[:, None]).flatten()
+        return (self._starts[slots] + positions[:, None]).flatten()
 
     def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """key and value [T, G, D] to their `rows`."""
