@@ -1,7 +1,6 @@
 """Activation checkpointing: whole blocks, or chosen parts of them, are computed again in the backward pass."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -27,12 +26,24 @@ def recompute(root: nn.Module, blocks: list[nn.Module], config: Any) -> None:
             block._gradient_checkpointing_func = again
         else:
             for target in config.targets:
-                _parts(block, target, again)
+                _parts(block, target, dropout)
 
 
-def _parts(block: nn.Module, target: str, again: Callable) -> None:
+def _parts(block: nn.Module, target: str, dropout: bool) -> None:
     found = [module for name, module in block.named_modules() if TARGETS[target](name.rpartition(".")[2])]
     if not found:
         raise UserError(f"model.ac.targets: a block of this model has no part '{target}'")
     for module in found:
-        module.forward = functools.partial(again, module.forward)
+        module.__class__ = _again(type(module), dropout)
+
+
+@functools.cache
+def _again(kind: type[nn.Module], dropout: bool) -> type[nn.Module]:
+    """A module class that is computed again: one for all blocks, so that they share what was compiled for the first."""
+
+    def forward(self, *args, **kwargs):
+        return checkpoint(
+            functools.partial(kind.forward, self), *args, use_reentrant=False, preserve_rng_state=dropout, **kwargs
+        )
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
