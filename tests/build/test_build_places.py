@@ -1,5 +1,6 @@
 """Files and folders that are not what they should be: one line, wherever they are met."""
 
+import json
 import os
 import re
 import shutil
@@ -178,13 +179,17 @@ def test_files_that_the_environments_read_are_looked_for_when_it_is_planned(proj
 
 
 def test_a_file_that_built_data_does_not_have(project):
-    """Before the data is built nobody knows; then the job that reads it says so before anything is started."""
+    """Refused when it is planned: by the splits of data that is not built, by the manifest of data that is. Where
+    neither tells, the job that reads it says so before anything is started."""
     from rlmake.cli.making import placed
 
-    project.edit("t/rl.toml", "data/train.jsonl", "data/trian.jsonl")
     registry = Registry.load()
     artefact = registry.artefact(registry.target("outputs/t/data/data"))
-    spec = registry.work("t/rl").spec([5], {})
+    spec = json.loads(json.dumps(registry.work("t/rl").spec([5], {})).replace("data/train.jsonl", "data/trian.jsonl"))
+    project.edit("t/rl.toml", "data/train.jsonl", "data/trian.jsonl")
+    (line,) = project.refused("outputs/t/rl/weights")
+    assert line.endswith("data/trian.jsonl: no such file in it; did you mean 'train.jsonl'?; there are train.jsonl")
+
     (artefact.path / "sub").mkdir(parents=True)
     for name in ("train.jsonl", "sub/a.jsonl"):
         (artefact.path / name).write_text('{"prompt": "a", "target": "a"}')

@@ -38,12 +38,15 @@ POINTING = {
 }  # last parts of all other keys
 
 
-def _missing(artefact: store.Artefact, inside: str) -> str | None:
-    """Why there is no `inside` in an artefact that is built, by its manifest; None where there is, or nobody knows."""
+def _missing(artefact: store.Artefact, inside: str, data: dict[str, Any] | None) -> str | None:
+    """Why there is no `inside` in an artefact, by its manifest or, before it is built, by the configuration of its
+    `data`; None where there is, or nobody knows."""
     try:
         there = [row["path"] for row in store.read_brief(artefact.done_path)["files"]]
     except UserError:
-        return None
+        if data is None or data["source"]["type"] != "file":
+            return None
+        there = [f"{split}.{data['format']}" for split in data["source"]["paths"]]
     if any(path == inside or path.startswith(f"{inside}/") for path in there):
         return None
     return f"no such file in it{nearest(inside, there)}; there are {', '.join(there[:8])}"
@@ -179,7 +182,8 @@ class Edges:
                 self._fault(key, f"expected {expected}, not {value}", value)
                 return value
             artefact = self.registry.artefact(target)
-            if target.inside and (missing := _missing(artefact, target.inside)):
+            data = self.registry.work(target.run).config if target.kind == "data" else None
+            if target.inside and (missing := _missing(artefact, target.inside, data)):
                 self._fault(key, f"{value}: {missing}", value)
                 return value
         except ConfigError as error:  # the parent itself is at fault, or the two go in a circle
