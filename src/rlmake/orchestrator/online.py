@@ -90,9 +90,7 @@ async def evaluate(config: OnlineEvalProcessConfig, ctx: RunContext) -> None:
         lambda: bound,
     )
     receiver = transport.WeightReceiver(ctx.run_dir, ctx)
-    watcher = Watcher(
-        receiver, engines, config.weight_broadcast.timeout, (begun or 0) - 1, lambda version: None, _nothing
-    )
+    watcher = Watcher(receiver, engines, config.weight_broadcast.timeout, (begun or 0) - 1, _nothing, _nothing)
     try:
         await OnlineEvaluation(config, watcher, evaluator).run()
     finally:
