@@ -129,6 +129,8 @@ def test_what_changed_about_a_grid_is_told_by_its_cells():
         ("cells added", None, "seed=2"), ("cells removed", "seed=1", None),
         ("baseline", "seed=0", "seed=2"), ("cells failed", None, "seed=2"),
     ]  # fmt: skip
+    (other,) = _of_grid(now | {"grid": "f"}, now | {"grid": "g"}, "experiments/g.toml")
+    assert str(other) == "grid f → g (experiments/g.toml)"
     (back,) = _of_grid(now, now | {"lost": {}}, "experiments/g.toml")
     assert str(back) == "cells no longer failed: seed=2"
     half = now | {"lost": {}, "missing": {"seed=0": "unfinished: step 2 of 4"}}

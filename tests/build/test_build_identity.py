@@ -119,6 +119,17 @@ def test_names_and_places_do_not_count(project, tmp_path):
     assert project() == {**after, "t/again": after["t/warm"]}
 
 
+def test_cells_are_shared_by_grids_and_their_pages_are_not(project):
+    """A page names its runs: under another grid's name it would lead to runs that nobody declares."""
+    text = FILES["t/rl.toml"] + "[experiment.grid]\nseed = [0, 1]\n"
+    for name in ("one", "two"):
+        Path(f"experiments/t/{name}.toml").write_text(text)
+    registry = Registry.load()
+    assert registry.work("t/one/seed=0") is registry.work("t/two/seed=0")
+    one, two = (registry.reports.of_grid(f"t/{name}") for name in ("one", "two"))
+    assert one.fingerprint != two.fingerprint and (one.facts["grid"], two.facts["grid"]) == ("t/one", "t/two")
+
+
 def test_files_count_by_their_content(project):
     before = project()
     os.rename("rows.jsonl", "lines.jsonl")

@@ -287,6 +287,8 @@ def _of_grid(before: dict[str, Any], now: dict[str, Any], file: str) -> list[Cha
     """Cells by their names: which came, went, failed, or are missing, and whether another one is the baseline."""
     old, new = ({cell[0]: cell for cell in one.get("cells", ())} for one in (before, now))
     found = []
+    if before.get("grid") != now.get("grid"):
+        found.append(Change("grid", before.get("grid"), now.get("grid"), file=file))
     if added := [name for name in new if name not in old]:
         found.append(Change("cells added", None, ", ".join(added), file=file))
     if gone := [name for name in old if name not in new]:

@@ -141,7 +141,8 @@ class Reports:
 
     @functools.cache  # noqa: B019 - a registry lives as long as its process
     def of_grid(self, name: str) -> Work:
-        """Identity of a grid's report: the last checkpoint and the evaluations of every cell.
+        """Identity of a grid's report: the last checkpoint and the evaluations of every cell. The grid's name counts,
+        since the page and its files name the runs.
 
         Cells whose training failed for good are named (`lost`), not waited for; with `allow_missing` neither is
         anything else that is not there (`missing`).
@@ -170,7 +171,7 @@ class Reports:
         axes = list(dict.fromkeys(key for cell in cells for key in cell["values"]))  # records sort their keys
         facts = {"grid": name, "trains": trains, "axes": axes, "cells": cells, "lost": lost}
         facts["missing"] = missing
-        semantic = {"cells": [[c["name"], c["values"], c["baseline"]] for c in cells], "lost": lost}
+        semantic = {"grid": name, "cells": [[c["name"], c["values"], c["baseline"]] for c in cells], "lost": lost}
         semantic |= {"missing": missing} if missing else {}
         return self._keep("grid", name, parents, facts, semantic)
 
