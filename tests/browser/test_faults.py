@@ -75,6 +75,25 @@ def test_links_within_a_report_lead_to_their_places(tab, outputs):
         page.evaluate("document.querySelector('main').scrollTop = 0")
 
 
+def test_a_new_report_appears_on_the_open_page(tab, outputs):
+    made = Made(outputs / "told").step(1)
+    made.close()
+    report(made.run)
+    page = tab("?run=told&tab=report").see("first")
+    report(made.run, "second.md")
+    page.see("second").clean()
+
+
+def test_a_bar_of_the_histogram_takes_what_it_counts_and_nothing_of_the_next(tab, outputs):
+    """61 rewards a quarter apart, bars half wide: every other one lies on an edge."""
+    Made(outputs / "bars").step(1, samples=61).close()
+    page = tab("?run=bars&tab=traces&bins=reward").page
+    page.locator(".histogram button[aria-label='10: 2']").click()
+    page.wait_for_url("**&low=*")
+    page.wait_for_function("() => document.querySelectorAll('tr[data-pick]').length < 50")
+    assert sorted(page.locator("tr[data-pick] .reward").all_text_contents()) == ["10", "10.3"]
+
+
 def test_times_are_rounded_before_they_are_taken_apart(tab, outputs):
     Made(outputs / "times").step(1).close()
     page = tab("?run=times").see("times").page
