@@ -49,10 +49,12 @@ function title({ title: pattern, keys }) {
 }
 
 function head(meta) {
+  const end = (path) => h("span", { title: path }, path ? path.split("/").slice(-3).join("/") : "–");
+  const envs = [...new Set([...meta.train_envs, ...meta.eval_envs])].join(", ");
   const rows = [
     ["State", pill(meta.state, meta.state)],
     ["Step", meta.last_step === null ? "–" : `${number(meta.last_step)}${meta.max_steps ? ` of ${number(meta.max_steps)}` : ""}`],
-    ["Model", h("span", { title: meta.model }, meta.model ? meta.model.split("/").slice(-3).join("/") : "–")], ["Environments", [...new Set([...meta.train_envs, ...meta.eval_envs])].join(", ") || meta.dataset || "–"],
+    ["Model", end(meta.model)], envs || !meta.dataset ? ["Environments", envs || "–"] : ["Data", end(meta.dataset)],
     ["Started", clock(meta.created)], ["Last sign", clock(meta.updated)], ["From first to last", seconds(meta.updated - meta.created)], ["Attempt", meta.attempt ?? "–"],
   ];
   if (meta.left !== null && meta.state === "running") rows.push(["Left, about", seconds(meta.left)]);
