@@ -147,17 +147,15 @@ def experiment_table(raw: dict[str, Any], file: Path | str) -> ExperimentTable:
     try:
         return ExperimentTable.model_validate(raw)
     except ValidationError as error:
-        faults = of_validation(error, ExperimentTable, raw)
-        named = [
-            replace(fault, message=_said(fault.message), key=f"experiment.{fault.key}" if fault.key else "experiment")
-            for fault in faults
-        ]
+        # TOML's own trap: `max_steps = 9` below `[experiment]` is a key of that table.
+        unknown = {one["loc"] for one in error.errors() if one["type"] == "extra_forbidden" and len(one["loc"]) == 1}
+        strays = {key for (key,) in unknown if not nearest(key, ExperimentTable.model_fields)}
+        named = []
+        for fault in of_validation(error, ExperimentTable, raw):
+            more = "; the run's own keys stand above the first [table]" if fault.key in strays else ""
+            key = f"experiment.{fault.key}" if fault.key else "experiment"
+            named.append(replace(fault, message=fault.message + more, key=key))
         raise ConfigError(placed(named, raw, str(file))) from None
-
-
-def _said(message: str) -> str:
-    """TOML's own trap: `max_steps = 9` below `[experiment]` is a key of that table."""
-    return f"{message}; the run's own keys stand above the first [table]" if "known here: best" in message else message
 
 
 def load_experiment(file: Path | str, fragments: dict[str, Composed] | None = None) -> tuple[ExperimentTable, Composed]:
