@@ -54,8 +54,12 @@ class Tab:
         self.page.set_default_timeout(90_000)  # of a machine that does much else
         self.url, self.faults, self.foreign = url, [], []
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("console", lambda message: message.type == "error" and self.faults.append(message.text))
+        self.page.on("console", self._console)
         self.page.on("request", lambda r: r.url.startswith((url, "data:", "blob:")) or self.foreign.append(r.url))
+
+    def _console(self, message):
+        if message.type == "error":
+            self.faults.append(f"{message.text} {message.location.get('url', '')}".strip())
 
     def open(self, query=""):
         self.page.goto(f"{self.url}/{query}")

@@ -84,6 +84,17 @@ def test_a_new_report_appears_on_the_open_page(tab, outputs):
     page.see("second").clean()
 
 
+def test_the_page_of_a_run_made_this_moment_opens_without_a_fault(tab, outputs):
+    Made(outputs / "before").close()
+    other = tab("?run=before").see("before")
+    for at in range(3):
+        other.page.evaluate("fetch('/api/runs').then(answer => answer.json())")  # the list is as new as can be
+        made = Made(outputs / f"made{at}").step(1)
+        made.close()
+        report(made.run)
+        tab(f"?run=made{at}&tab=report").see("Findings").clean()
+
+
 def test_a_bar_of_the_histogram_takes_what_it_counts_and_nothing_of_the_next(tab, outputs):
     """61 rewards a quarter apart, bars half wide: every other one lies on an edge."""
     Made(outputs / "bars").step(1, samples=61).close()

@@ -25,7 +25,8 @@ Stamp = tuple[int, int, int, int] | None  # what changes with a file; None: it i
 
 
 class Runs:
-    """All runs below the directories that `dirs` gives, looked up again at most every two seconds."""
+    """All runs below the directories that `dirs` gives. The list is looked up anew at most every two seconds, and
+    whenever a run is asked for that is not on it: it may have been made this moment."""
 
     def __init__(self, dirs: Callable[[], list[Path]]):
         self._dirs = dirs
@@ -40,18 +41,22 @@ class Runs:
 
     def all(self) -> dict[str, Run]:
         if time.monotonic() - self._scanned > RESCAN_SECONDS:
-            self._found = {run.id: run for run in self._scan()}
-            self._scanned = time.monotonic()
-            there = set(self._found.values())
-            self._kept = {run: kept for run, kept in list(self._kept.items()) if run in there}
+            self._look()
+        return self._found
+
+    def _look(self) -> dict[str, Run]:
+        self._found = {run.id: run for run in self._scan()}
+        self._scanned = time.monotonic()
+        there = set(self._found.values())
+        self._kept = {run: kept for run, kept in list(self._kept.items()) if run in there}
         return self._found
 
     def known(self, identity: str) -> bool:
-        return identity in self._found or identity in self.all()
+        return identity in self._found or identity in self._look()
 
     def get(self, identity: str) -> Run:
         """Raises `NotThere`."""
-        run = self._found.get(identity) or self.all().get(identity)
+        run = self._found.get(identity) or self._look().get(identity)
         if run is None:
             raise NotThere(identity)
         return run
