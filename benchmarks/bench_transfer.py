@@ -1,11 +1,17 @@
 """New weights, from "the trainer has them" to "the engine serves them": by a group and by files, with the real parts.
 
     python benchmarks/bench_transfer.py --model DIR [--device cuda] [--python .venv-vllm/bin/python] [--engine vllm]
-        [--shape qwen3-0.6b] [--folder /dev/shm/x] [--repeats 8]
+        [--shape qwen3-0.6b] [--folder /dev/shm/x] [--repeats 8] [--starts 2]
 
 Without --model a random one of --shape is made. The engine is a server process (on the first GPU), the trainer's side
 this process (on the second): the trainer's `Sender`, the orchestrator's `Watcher` and `Engines`. On a CPU the
 group is gloo's. `idle` is measured without requests, `busy` while 64 requests are under way. Prints JSON.
+
+By files, `stages` says where the seconds go (medians). One after the other: the trainer's `gather` (into host memory)
+and `finish` (what is not written and hashed by then), `offer` (markers, until the orchestrator has seen them),
+`receive` (the orchestrator's), `pause` (pausing, resuming and the calls), the engine's `check` and `load`. Beside them,
+summed over threads: the trainer's `copy` (waiting for the GPU), `write` and `hash`. `starts`: of the engine, and
+whether compiled files were there from before.
 """
 
 import argparse
@@ -58,7 +64,7 @@ class Side:
 
         async def follow() -> None:
             engines = Engines(ClientConfig(base_url=f"{url}/v1"), "policy", ctx)
-            watcher = Watcher(WeightReceiver(ctx.run_dir, ctx), engines, timeout, -1, lambda v: None, self.installed)
+            watcher = Watcher(WeightReceiver(ctx.run_dir, ctx), engines, timeout, -1, self.pending, self.installed)
             self.watcher = watcher
             await engines.wait_ready()
             await watcher.follow()
@@ -71,9 +77,12 @@ class Side:
 
         threading.Thread(target=run, daemon=True).start()
 
+    async def pending(self, version: int) -> None:
+        """Nothing is dropped here."""
+
     async def installed(self, version: int) -> None:
         self.served[version] = time.perf_counter()
-        self.seconds[version] = dict(self.watcher.seconds)
+        self.seconds[version] = self.watcher.seconds | self.watcher.parts
 
     def wait(self, version: int) -> float:
         while version not in self.served:
@@ -83,7 +92,7 @@ class Side:
         return self.served[version]
 
 
-def start_server(args: argparse.Namespace, model: Path, root: Path) -> tuple[subprocess.Popen, str, float]:
+def start_server(args: argparse.Namespace, model: Path, root: Path) -> tuple[subprocess.Popen, str, dict]:
     vllm = {"model": str(model), "served_model_name": "policy", "max_model_len": 512}
     if args.engine == "vllm":
         vllm |= {"dtype": "auto" if args.device == "cuda" else "float32", "gpu_memory_utilization": 0.5}
@@ -92,9 +101,13 @@ def start_server(args: argparse.Namespace, model: Path, root: Path) -> tuple[sub
         "engine": args.engine, "device": args.device, "cpu_threads": 1, "server": {"port": 0}, "vllm": vllm,
         "output_dir": str(root / "server"), "check_weights": args.check,
     }  # fmt: skip
-    (root / "server").mkdir()
+    (root / "server").mkdir(exist_ok=True)
     (root / "inference.json").write_text(json.dumps(table))
     address = root / "address"
+    address.unlink(missing_ok=True)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vllm"
+    cache = Path(os.environ.get("VLLM_CACHE_ROOT", cache)) / "torch_compile_cache"
+    compiled = "there" if cache.is_dir() and any(cache.iterdir()) else "none"
     command = [args.python, "-m", "rlmake.inference.server", "@", str(root / "inference.json")]
     env = {**os.environ, "PRL_RUN_ID": "bench", "CUDA_VISIBLE_DEVICES": "0" if args.device == "cuda" else ""}
     start = time.perf_counter()
@@ -104,7 +117,7 @@ def start_server(args: argparse.Namespace, model: Path, root: Path) -> tuple[sub
         if process.poll() is not None:
             sys.exit(f"the engine did not start, see {log.name}:\n{Path(log.name).read_text()[-3000:]}")
         time.sleep(0.05)
-    return process, address.read_text(), time.perf_counter() - start
+    return process, address.read_text(), {"s": round(time.perf_counter() - start, 1), "compiled": compiled}
 
 
 def load(url: str, stop: threading.Event, counter: list[int]) -> None:
@@ -153,7 +166,7 @@ def measure(args: argparse.Namespace, url: str, model: nn.Module, config: object
         sender.send()
         found[kind].append(side.wait(version) - begun)
         if kind != "first":
-            phases[kind].append(side.seconds[version])
+            phases[kind].append({"total": found[kind][-1]} | side.seconds[version] | sender.seconds)
     stop.set()
     if thread:
         thread.join(120)
@@ -165,7 +178,20 @@ def measure(args: argparse.Namespace, url: str, model: nn.Module, config: object
         for key in ("receive", "update")
     }
     record = json.loads((run_dir / "broadcasts" / f"step_{version}" / "version.json").read_text())
-    return {"transport": record["transport"], **medians, **worst, **parts, "tokens_meanwhile": counter[0]}
+    report = {"transport": record["transport"], **medians, **worst, **parts, "tokens_meanwhile": counter[0]}
+    if sender.seconds:
+        report["stages"] = {kind: stages(values) for kind, values in phases.items()}
+    return report
+
+
+def stages(versions: list[dict]) -> dict:
+    """Medians of the parts of a transfer by files, in their order; see above."""
+    for found in versions:
+        found["offer"] = found["total"] - sum(found[key] for key in ("gather", "finish", "receive", "update"))
+        found["pause"] = found["update"] - found["check"] - found["load"]
+    keys = ("gather", "finish", "offer", "receive", "pause", "check", "load")
+    found = {key: round(statistics.median(one[key] for one in versions), 4) for key in (*keys, "copy", "write", "hash")}
+    return {"one_after_the_other": {key: found.pop(key) for key in keys}, "in_threads": found}
 
 
 def main() -> None:
@@ -177,6 +203,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--folder", type=Path, help="where files are passed through; a temporary folder when absent")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=1, help="start the engine so many times; the last one serves")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--check", action="store_true", help="with check_weights")
     parser.add_argument("--log", help="where the server's output goes")
@@ -186,7 +213,13 @@ def main() -> None:
     process = None
     try:
         model_dir = args.model or make_model(args.shape, root)
-        process, url, seconds = start_server(args, model_dir, root)
+        starts = []
+        for _ in range(args.starts):
+            if process is not None:
+                process.terminate()
+                process.wait(30)
+            process, url, start = start_server(args, model_dir, root)
+            starts.append(start)
         cuda = args.device == "cuda"
         model = loading.load(model_dir, attn="sdpa" if cuda else "eager", dtype="float32")
         model = model.to(f"cuda:{min(1, torch.cuda.device_count() - 1)}" if cuda else "cpu")
@@ -194,7 +227,7 @@ def main() -> None:
             time.sleep(0.2)
         group = NcclBroadcast(backend="nccl" if cuda else "gloo", timeout=120)
         megabytes = sum(p.numel() for p in model.parameters()) * (2 if cuda else 4) / 1e6
-        report = {"engine": args.engine, "megabytes": round(megabytes, 1), "start_s": round(seconds, 1)}
+        report = {"engine": args.engine, "megabytes": round(megabytes, 1), "starts": starts}
         report["group"] = measure(args, url, model, group, root, "group")
         report["files"] = measure(args, url, model, FilesystemBroadcast(timeout=120), root, "files")
         if cuda:
