@@ -1,12 +1,11 @@
 """What vLLM's workers do for us, as a worker extension: called by name through `collective_rpc`, an answer a worker."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from rlmake.inference.engines import vllm_versions
+from rlmake.models import stream
 from rlmake.models.digest import digest
 from rlmake.transport.collective import Plan, Receiver, nccl_version
 
@@ -24,8 +23,13 @@ class Extension:
         return {"nccl": nccl_version(), "device": str(self.device), "rank": self.rank}
 
     def rlmake_load_files(self, paths: list[str]) -> None:
-        """Load a version from safetensors files that were checked before."""
-        self.model_runner.reload_weights(weights_iterator=_tensors(paths))
+        """Load a version from safetensors files that were checked before.
+
+        A worker that holds a part of each tensor maps the files, and takes no more of them than that.
+        """
+        alone = self.parallel_config.world_size == 1
+        source = stream.tensors(paths, torch.device(self.device)) if alone else stream.mapped(paths)
+        self.model_runner.reload_weights(weights_iterator=source)
 
     def rlmake_join(self, rendezvous: dict[str, Any], first: int, world: int, timeout: float) -> str | None:
         """Join the sender's group as rank `first` + this worker's; why not, as text."""
@@ -63,10 +67,3 @@ class Extension:
                 raise KeyError(f"{name}: the engine has no parameter {place}")
             found[name] = digest(own[place].data[start : start + rows])
         return found
-
-
-def _tensors(paths: list[str]):
-    for path in map(Path, paths):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                yield name, file.get_tensor(name)

@@ -1,0 +1,115 @@
+"""Tensors of safetensors files on their way to a device: read ahead by several threads, through page-locked memory
+where the device is a GPU. The files were checked before: whoever calls this knows that they are whole."""
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from rlmake.core.errors import UserError
+
+PIECE = 128 << 20  # of tensors that come to the device together
+CHUNK = 16 << 20  # that a thread reads at a time
+READERS = 8
+AHEAD = 2 * READERS  # chunks read or being read
+TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64, "U32": torch.uint32,
+    "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+
+
+class Piece(NamedTuple):
+    """Bytes `start … stop` of a file: tensors that follow one another there."""
+
+    path: Path
+    start: int
+    stop: int
+    tensors: list[tuple[str, torch.dtype, list[int], int, int]]  # name, type, shape, and where in the file
+
+
+def tensors(paths: Sequence[str | Path], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """`(name, tensor)` of all files in their order, each a view of its piece's memory on `device`.
+
+    Raises `UserError` for a file that is not readable as safetensors, or shorter than it says.
+    """
+    todo = [piece for path in paths for piece in pieces(Path(path))]
+    chunks = (
+        (piece.path, at, min(CHUNK, piece.stop - at)) for piece in todo for at in range(piece.start, piece.stop, CHUNK)
+    )
+    pinned = device.type == "cuda"
+    with ThreadPoolExecutor(READERS) as pool:
+        ahead: deque[Future[Tensor]] = deque()
+
+        def more() -> None:
+            if (chunk := next(chunks, None)) is not None:
+                ahead.append(pool.submit(_read, *chunk, torch.empty(chunk[2], dtype=torch.uint8, pin_memory=pinned)))
+
+        try:
+            for _ in range(AHEAD):
+                more()
+            for piece in todo:
+                flat = torch.empty(piece.stop - piece.start, dtype=torch.uint8, device=device)
+                for target in flat.split(CHUNK) if len(flat) else ():
+                    target.copy_(ahead.popleft().result())  # has ended when this returns: the chunk's memory is free
+                    more()
+                for name, dtype, shape, start, stop in piece.tensors:
+                    part = flat[start - piece.start : stop - piece.start]
+                    if part.storage_offset() % dtype.itemsize:
+                        part = part.clone()
+                    yield name, part.view(dtype).view(shape)
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+def mapped(paths: Sequence[str | Path]) -> Iterator[tuple[str, Tensor]]:
+    """`(name, tensor)` of all files, in host memory, read where they are touched."""
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                yield name, file.get_tensor(name)
+
+
+def pieces(path: Path, limit: int = PIECE) -> Iterator[Piece]:
+    """The tensors of a file, in its order, by pieces of at most `limit` bytes; a larger one stands alone."""
+    try:
+        with open(path, "rb") as file:
+            base = 8 + (length := int.from_bytes(file.read(8), "little"))
+            if base > path.stat().st_size:
+                raise ValueError("its header is cut")
+            table = json.loads(file.read(length))
+        found = []
+        for name, entry in table.items():
+            if name != "__metadata__":
+                start, stop = entry["data_offsets"]
+                found.append((name, TYPES[entry["dtype"]], entry["shape"], base + start, base + stop))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not readable as safetensors: {error}") from None
+    held: list = []
+    for entry in sorted(found, key=lambda entry: entry[3:]):
+        if held and entry[4] - held[0][3] > limit:
+            yield Piece(path, held[0][3], held[-1][4], held)
+            held = []
+        held.append(entry)
+    if held:
+        yield Piece(path, held[0][3], held[-1][4], held)
+
+
+def _read(path: Path, start: int, size: int, into: Tensor) -> Tensor:
+    """In a thread: `size` bytes of a file from `start` on."""
+    view, at = memoryview(into.numpy()), 0
+    with open(path, "rb", buffering=0) as file:
+        while at < size:
+            if not (got := os.preadv(file.fileno(), [view[at:]], start + at)):
+                raise UserError(f"{path}: ends before byte {start + size}")
+            at += got
+    return into
