@@ -68,7 +68,7 @@ async def test_the_process_installs_what_the_trainer_offers_and_measures_it(tmp_
     log = []
 
     class Engines:
-        model, base_url, adapter = "policy", "http://127.0.0.1:1/v1", None
+        model, base_url, adapter, check_files = "policy", "http://127.0.0.1:1/v1", None, False
 
         def __init__(self, *_):
             pass

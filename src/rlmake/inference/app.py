@@ -112,7 +112,7 @@ def make_app(
         else:
             work = (engine.update_weights, Path(asked.weight_dir), asked.version)
         version = await asyncio.to_thread(*work)
-        return _json({"status": "updated", "version": version})
+        return _json({"status": "updated", "version": version, "seconds": engine.seconds})
 
     @app.post("/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:

@@ -1,5 +1,6 @@
 """Reading a weight version that a trainer offers: nothing is served that differs from what was offered."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -7,12 +8,13 @@ from loguru import logger
 from safetensors import SafetensorError, safe_open
 
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import content_hash, hash_file, read_json
+from rlmake.core.jsonio import content_hash, read_json
 from rlmake.models.digest import digest
 from rlmake.models.loading import DTYPES, HEAD, read_weights, weight_files
-from rlmake.transport.weights import RECORD, SCHEMA
+from rlmake.transport.weights import RECORD, SCHEMA, damaged
 
 Shapes = dict[str, tuple[int, ...]]
+HASHERS = 8  # files read at a time
 
 
 def read_version(folder: Path, version: int | None) -> tuple[dict[str, torch.Tensor], int | None]:
@@ -82,8 +84,8 @@ def _check(folder: Path, version: int | None) -> int:
     for path in folder.glob("*.safetensors"):
         if path.name not in listed:
             raise UserError(f"{path}: is not part of the version offered")
-    for file in files:
-        path = folder / file["path"]
-        if not path.is_file() or path.stat().st_size != file["size"] or hash_file(path) != file["blake3"]:
-            raise UserError(f"{path}: missing or damaged")
+    with ThreadPoolExecutor(HASHERS) as pool:
+        for file, bad in zip(files, pool.map(lambda file: damaged(folder, file), files), strict=True):
+            if bad:
+                raise UserError(f"{folder / file['path']}: missing or damaged, v{record['version']} cannot be served")
     return record["version"]

@@ -28,6 +28,7 @@ class Engines:
         self.joined: str | None = None  # session of the trainer's group that the engines are in
         self.receivers: list[str] = []  # their workers, in the order of their ranks in a group
         self.workers: list[list[dict]] = []
+        self.check_files = False  # each is one of ours, which load no file before its hash is right
         self.base_url = config.base_url.rstrip("/")
         self.max_model_len: int | None = None  # tokens, once the engines have told it
         urls = config.admin_base_url or [self.base_url]
@@ -46,6 +47,7 @@ class Engines:
         Raises `RunFailed` after `wait_for_ready_timeout`, `UserError` for a server of another run or model.
         """
         deadline = time.monotonic() + self.config.wait_for_ready_timeout
+        ours = []
         for client in self.admin:
             while not await self._healthy(client):
                 if time.monotonic() > deadline:
@@ -54,8 +56,8 @@ class Engines:
                         f"{self.config.wait_for_ready_timeout:g} s; see inference.log"
                     )
                 await asyncio.sleep(0.25)
-            if not self.config.skip_model_check:
-                await self._check_identity(client)
+            ours.append(not self.config.skip_model_check and await self._check_identity(client))
+        self.check_files = all(ours)
 
     async def _healthy(self, client: httpx.AsyncClient) -> bool:
         try:
@@ -63,7 +65,8 @@ class Engines:
         except httpx.TransportError:
             return False
 
-    async def _check_identity(self, client: httpx.AsyncClient) -> None:
+    async def _check_identity(self, client: httpx.AsyncClient) -> bool:
+        """Whether it is an inference server of ours."""
         reply = (await self._call(client, "GET", "/v1/models", 30.0)).json()
         names = [entry["id"] for entry in reply["data"]]
         self.max_model_len = next((entry.get("max_model_len") for entry in reply["data"]), None)
@@ -72,6 +75,7 @@ class Engines:
             raise UserError(f"inference server {client.base_url} belongs to run {run_id!r}, not to {self.ctx.run_id!r}")
         if self.base not in names:
             raise UserError(f"inference server {client.base_url} serves {', '.join(names)}, not {self.base}")
+        return all(entry.get("owned_by") == "rlmake" for entry in reply["data"])
 
     async def pause(self) -> None:
         """Freeze running requests; they go on after `resume`."""
@@ -80,9 +84,14 @@ class Engines:
     async def resume(self) -> None:
         await self._all("/resume", PAUSE_SECONDS)
 
-    async def update_weights(self, folder: Path, version: int) -> None:
-        """Load a version from files on every engine, at the same time. From files this may be repeated safely."""
-        await self._all("/update_weights", UPDATE_SECONDS, {"weight_dir": str(folder), "version": version})
+    async def update_weights(self, folder: Path, version: int) -> dict[str, float]:
+        """Load a version from files on every engine, at the same time. From files this may be repeated safely.
+
+        Seconds by part, as far as engines tell them, of the slowest in each.
+        """
+        replies = await self._all("/update_weights", UPDATE_SECONDS, {"weight_dir": str(folder), "version": version})
+        told = [reply.json().get("seconds", {}) for reply in replies] if self.check_files else []
+        return {part: max(seconds.get(part, 0.0) for seconds in told) for seconds in told for part in seconds}
 
     async def load_adapter(self, folder: Path) -> None:
         """Put the adapter in a folder in place of the one before, on every engine; nothing has to be paused."""
@@ -130,8 +139,8 @@ class Engines:
             *(self._call(client, "POST", "/update_weights", UPDATE_SECONDS, body, attempts=1) for client in self.admin)
         )
 
-    async def _all(self, path: str, timeout: float, body: dict | None = None) -> None:
-        await asyncio.gather(*(self._call(client, "POST", path, timeout, body) for client in self.admin))
+    async def _all(self, path: str, timeout: float, body: dict | None = None) -> list[httpx.Response]:
+        return await asyncio.gather(*(self._call(client, "POST", path, timeout, body) for client in self.admin))
 
     async def _call(
         self,

@@ -35,6 +35,7 @@ class Watcher:
         self.on_pending, self.on_installed = on_pending, on_installed
         self.changed = asyncio.Event()  # set and replaced at every new version
         self.seconds: dict[str, float] = {}  # of the last update, by phase
+        self.parts: dict[str, float] = {}  # of these the engines' own, by files
         self.waited = 0.0  # seconds that `reach` and `wait` took since the last report
 
     async def next(self) -> int:
@@ -71,13 +72,13 @@ class Watcher:
         """Take the files, then install them; the moment between the two."""
         self.receiver.ack(version)
         await self._finished(version)
-        folder = await asyncio.to_thread(self.receiver.verify, version)
+        folder = await asyncio.to_thread(self.receiver.verify, version, not self.engines.check_files)
         received = time.monotonic()
         if self.engines.adapter is not None:
             await self.engines.load_adapter(folder)
             return received
         async with self._frozen():
-            await self.engines.update_weights(folder, version)
+            self.parts = await self.engines.update_weights(folder, version)
         return received
 
     async def _by_group(self, version: int, record: dict) -> float:

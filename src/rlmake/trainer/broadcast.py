@@ -30,6 +30,7 @@ class Sender:
         self.by_group = self.config.type == "nccl"
         self.group = None
         self.dtype = torch.float32 if training.policy.exact else torch.bfloat16
+        self.seconds: dict[str, float] = {}  # of the last version by files, by part; see `write_weights`
 
     def send(self) -> None:
         if self.by_group and self._by_group(self.training.step):
@@ -38,14 +39,13 @@ class Sender:
         on_master, timeout = self.training.world.on_master, self.config.timeout
         broadcast(self.sender, self.training.step, self._write, on_master, timeout=timeout, kind=kind)
 
-    def _write(self, folder: Path | None) -> None:
+    def _write(self, folder: Path | None) -> dict[str, str] | None:
         """Raises `RunFailed` on a full disk; what was written is removed, and a save in the air ends first."""
         named = self.training.policy.named()
         try:
             if self.adapter is None:
-                write_weights(named, folder, self.dtype)
-            else:
-                write_adapter(named, self.adapter, folder, self.dtype)
+                return write_weights(named, folder, self.dtype, self.seconds)
+            return write_adapter(named, self.adapter, folder, self.dtype)
         except Exception as error:
             if folder is None or not records.disk_full(error, folder):
                 raise

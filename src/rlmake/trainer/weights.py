@@ -1,40 +1,105 @@
 """Writing the policy's weights, or its adapter, as safetensors for the engines."""
 
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
+from blake3 import blake3
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlmake.models import lora
+from rlmake.transport.collective import Plan, buckets, plan_of
 
-SHARD_BYTES = 4 << 30
+SHARD_BYTES = 127 << 20  # and its header: page-locked memory is taken in powers of two
+WRITERS = 8  # files in memory at a time
+Image = tuple[Tensor, Callable[[], None]]
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors spells them
 
 
-def write_weights(named: list[tuple[str, nn.Parameter]], folder: Path | None, dtype: torch.dtype) -> None:
+def write_weights(
+    named: list[tuple[str, nn.Parameter]],
+    folder: Path | None,
+    dtype: torch.dtype,
+    seconds: dict[str, float] | None = None,
+) -> dict[str, str]:
     """Gather every parameter and, where `folder` is not None, write it there as `dtype`; every rank calls it.
 
-    Files `model-<k>.safetensors` of at most 4 GiB (or one tensor); a tied head is not written.
+    Files `model-<k>.safetensors` of at most 128 MiB (or one tensor); a tied head is not written. Each is put together
+    in memory and hashed there, while the next ones are gathered. Returns the hashes; `seconds` gets what the parts
+    took: `gather`, `finish` (what is left to do then), and of the threads together `copy`, `write` and `hash`.
     """
-    shard: dict[str, Tensor] = {}
-    count = 0
+    if folder is None:
+        for _, p in named:
+            whole(p, dtype)
+        return {}
+    seconds = {} if seconds is None else seconds
+    seconds |= dict.fromkeys(("gather", "finish", "copy", "write", "hash"), 0.0)
+    begun, files, parameters = time.perf_counter(), {}, iter(named)
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for number, bucket in enumerate(buckets(plan_of(named), dtype.itemsize, SHARD_BYTES), 1):
+            if len(busy := [file for file in files.values() if not file.done()]) >= WRITERS:
+                wait(busy, return_when=FIRST_COMPLETED)
+            image, ready = _image(bucket, parameters, dtype)
+            name = f"model-{number:05d}.safetensors"
+            files[name] = pool.submit(_write, folder / name, image, ready)
+            del image  # its memory is free as soon as it is written
+        gathered = time.perf_counter()
+    hashes = {}
+    for name, file in files.items():
+        hashes[name], parts = file.result()
+        for part, took in parts.items():
+            seconds[part] += took
+    seconds |= {"gather": gathered - begun, "finish": time.perf_counter() - gathered}
+    return hashes
 
-    def flush() -> None:
-        nonlocal count
-        if folder is not None and shard:
-            count += 1
-            save_file(shard, folder / f"model-{count:05d}.safetensors", metadata={"format": "pt"})
-        shard.clear()
 
-    for name, p in named:
-        value = whole(p, dtype)
-        if folder is None:
-            continue
-        if sum(tensor.nbytes for tensor in shard.values()) + value.nbytes > SHARD_BYTES:
-            flush()
-        shard[name] = value.cpu().contiguous()
-    flush()
+def _image(bucket: Plan, parameters: Iterator[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Image:
+    """A safetensors file in memory, and what must have returned before it is read: a GPU may still be copying.
+
+    Takes the parameters of `bucket`, which come next. Memory that a GPU copies to is page-locked.
+    """
+    sizes = [math.prod(entry["shape"]) * dtype.itemsize for entry in bucket]
+    table: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for entry, size in zip(bucket, sizes, strict=True):
+        table[entry["name"]] = {"dtype": NAMES[dtype], "shape": entry["shape"], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(table).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    header = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
+    image, at = None, len(header)
+    for size in sizes:
+        value = whole(next(parameters)[1], dtype)
+        if image is None:
+            image = torch.empty(len(header) + sum(sizes), dtype=torch.uint8, pin_memory=value.is_cuda)
+            image[:at] = header
+        image[at : at + size].view(dtype).view(value.shape).copy_(value, non_blocking=True)
+        at += size
+    if value.is_cuda:
+        return image, torch.cuda.current_stream(value.device).record_event().synchronize
+    return image, lambda: None
+
+
+def _write(path: Path, image: Tensor, ready: Callable[[], None]) -> tuple[str, dict[str, float]]:
+    """In a thread: the file, from memory. Its hash, and the seconds of the parts."""
+    marks = [time.perf_counter()]
+    ready()
+    marks.append(time.perf_counter())
+    data = memoryview(image.numpy())
+    with open(path, "wb", buffering=0) as file:
+        at = 0
+        while at < len(data):
+            at += file.write(data[at:])
+    marks.append(time.perf_counter())
+    value = blake3(data, max_threads=blake3.AUTO).hexdigest()
+    marks.append(time.perf_counter())
+    return value, {part: marks[at + 1] - marks[at] for at, part in enumerate(("copy", "write", "hash"))}
 
 
 def write_adapter(

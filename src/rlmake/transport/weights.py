@@ -17,11 +17,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from blake3 import blake3
 from loguru import logger
 
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import content_hash, read_json, write_bytes, write_json
+from rlmake.core.jsonio import content_hash, hash_file, read_json, write_bytes, write_json
 from rlmake.core.rundir import RunContext, broadcast_dir, numbered
 from rlmake.transport.batches import wait_for
 
@@ -33,19 +32,25 @@ TIMEOUT = 1200.0
 POLL_S = 0.005
 
 
-def _hash(path: Path) -> str:
-    """blake3 with all cores and mapped memory: weights are large."""
-    hasher = blake3(max_threads=blake3.AUTO)
-    hasher.update_mmap(path)
-    return hasher.hexdigest()
-
-
-def _files(folder: Path) -> list[dict]:
-    return [
-        {"path": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "blake3": _hash(path)}
+def _files(folder: Path, hashes: dict[str, str]) -> list[dict]:
+    """`hashes`: of what was meant to be written, by path; a file that is not among them is read for its own."""
+    paths = {
+        path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.startswith(".") and path.name != RECORD
+    }
+    return [
+        {"path": name, "size": path.stat().st_size, "blake3": hashes.get(name) or hash_file(path, True, True)}
+        for name, path in paths.items()
     ]
+
+
+def damaged(folder: Path, file: dict, hashes: bool = True) -> bool:
+    """Whether a file of a version's record is missing or another than was offered."""
+    path = folder / file["path"]
+    if not path.is_file() or path.stat().st_size != file["size"]:
+        return True
+    return hashes and hash_file(path, parallel=True) != file["blake3"]
 
 
 class WeightSender:
@@ -67,14 +72,22 @@ class WeightSender:
         self.folder.mkdir(parents=True)
         return self.folder
 
-    def offer(self, version: int, transport: str = "filesystem", kind: str = "full", group: dict | None = None) -> None:
+    def offer(
+        self,
+        version: int,
+        transport: str = "filesystem",
+        kind: str = "full",
+        group: dict | None = None,
+        hashes: dict[str, str] | None = None,
+    ) -> None:
         """Write `version.json` over what lies in the folder, then `.sender_ready`. `kind`: full or adapter.
 
-        `group`: `rendezvous`, `plan`, `dtype` and `digests` of a transfer by a group.
+        `group`: `rendezvous`, `plan`, `dtype` and `digests` of a transfer by a group. `hashes`: of files in the folder,
+        as far as who wrote them knows them.
         """
         if self.version != version or not self.folder.is_dir():
             self.prepare(version)
-        files = _files(self.folder)
+        files = _files(self.folder, hashes or {})
         record = {
             "schema": SCHEMA, "run_id": self.ctx.run_id, "attempt": self.ctx.attempt, "version": version,
             "transport": transport, "kind": kind, "files": files, "checksum": content_hash(files),
@@ -109,7 +122,7 @@ class WeightSender:
 def broadcast(
     sender: WeightSender | None,
     version: int,
-    write: Callable[[Path | None], None],
+    write: Callable[[Path | None], dict[str, str] | None],
     on_master: Callable[[Callable[[], None]], None],
     *,
     timeout: float = TIMEOUT,
@@ -117,22 +130,23 @@ def broadcast(
 ) -> None:
     """Publish `version` by files; every rank calls it, only the master has a `sender`.
 
-    `write(folder)` is collective: it gathers and, where `folder` is not None, writes. `on_master(action)` runs `action`
-    on the master and holds every rank until it has ended, raising everywhere if it failed: no rank may run ahead into
-    the next collective while the master still waits for the receiver.
+    `write(folder)` is collective: it gathers and, where `folder` is not None, writes; what it returns are hashes of
+    files, see `WeightSender.offer`. `on_master(action)` runs `action` on the master and holds every rank until it has
+    ended, raising everywhere if it failed: no rank may run ahead into the next collective while the master still waits
+    for the receiver.
     """
 
     def prepare() -> None:
         sender.prepare(version)
 
     def handshake() -> None:
-        sender.offer(version, kind=kind)
+        sender.offer(version, kind=kind, hashes=hashes)
         sender.wait_receiver(timeout)
         sender.start()
         sender.finish()
 
     on_master(prepare)
-    write(sender.folder if sender else None)
+    hashes = write(sender.folder if sender else None)
     on_master(handshake)
 
 
@@ -208,11 +222,13 @@ class WeightReceiver:
         wait_for((folder / FINISHED).exists, timeout, f"the trainer to finish sending weights v{version} ({folder})")
         return self.verify(version)
 
-    def verify(self, version: int) -> Path:
-        """The folder of a finished version; `UserError` names a file that is missing or not what was offered."""
+    def verify(self, version: int, hashes: bool = True) -> Path:
+        """The folder of a finished version; `UserError` names a file that is missing or not what was offered.
+
+        `hashes=False`: by their sizes alone, where whoever loads the files hashes them.
+        """
         folder = broadcast_dir(self.run_dir, version)
         for file in read_json(folder / RECORD)["files"]:
-            path = folder / file["path"]
-            if not path.is_file() or path.stat().st_size != file["size"] or _hash(path) != file["blake3"]:
-                raise UserError(f"{path}: missing or damaged, weights v{version} cannot be served")
+            if damaged(folder, file, hashes):
+                raise UserError(f"{folder / file['path']}: missing or damaged, weights v{version} cannot be served")
         return folder

@@ -87,7 +87,8 @@ def check_prompt(prompt: tuple[int, ...], max_model_len: int, vocab_size: int) -
 class Engine(Protocol):
     """Generates. Requests may come from any thread; weights change between forward passes only.
 
-    `openai`: the engine's own application for OpenAI's routes, None where ours serve them.
+    `openai`: the engine's own application for OpenAI's routes, None where ours serve them. `seconds`: what the last
+    update by files took: `check`, `load`.
     """
 
     tokenizer: object
@@ -95,6 +96,7 @@ class Engine(Protocol):
     vocab_size: int
     default_stop_ids: frozenset[int]
     openai: Any
+    seconds: dict[str, float]
 
     def submit(self, prompt: tuple[int, ...], sampling: Sampling, cache_salt: str | None) -> "Future[Completion]":
         """Queue a completion. Cancelling the future frees its slot. `Refused` for a prompt that does not fit."""

@@ -59,6 +59,7 @@ class TransformersEngine:
         self._failure: BaseException | None = None
         self._beat = time.monotonic()
         self._version = 0
+        self.seconds: dict[str, float] = {}
         self._adapter: lora.Adapter | None = None
         self._receiver: Any = None  # of the trainer's group
         self._prompt_tokens = self._generation_tokens = 0
@@ -98,8 +99,12 @@ class TransformersEngine:
         self._command(lambda: setattr(self, "_paused", False))
 
     def update_weights(self, folder: Path, version: int | None) -> int:
+        begun = time.perf_counter()
         tensors, found = read_version(folder, version)
-        return self._assign(tensors, found, str(folder), None)
+        checked = time.perf_counter()
+        served = self._assign(tensors, found, str(folder), None)
+        self.seconds = {"check": checked - begun, "load": time.perf_counter() - checked}
+        return served
 
     def workers(self) -> list[dict[str, Any]]:
         return [{"rank": 0, "device": "cpu", "nccl": None}]

@@ -7,6 +7,7 @@ One event loop holds vLLM's client, its application and ours. `vllm_worker` is w
 import asyncio
 import contextlib
 import math
+import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
@@ -57,6 +58,7 @@ class VllmEngine:
         self.default_stop_ids = frozenset(loading.stop_ids(folder, self.tokenizer))
         self._shapes: Shapes = shapes_of(folder)
         self._adapter: Any = None
+        self.seconds: dict[str, float] = {}
         self._version, self._updates, self._paused, self._closed = 0, 0, False, False
         self._failure: str | None = None
         self._tasks: set[asyncio.Task] = set()
@@ -78,11 +80,14 @@ class VllmEngine:
         self._paused = False
 
     def update_weights(self, folder: Path, version: int | None) -> int:
+        begun = time.perf_counter()
         found = check_version(folder, version)
         files = loading.weight_files(folder)
         shapes = shapes_of(folder)
         check_shapes(shapes, self._shapes, str(folder))
+        checked = time.perf_counter()
         self._change(self._rpc("rlmake_load_files", [str(path) for path in files]))
+        self.seconds = {"check": checked - begun, "load": time.perf_counter() - checked}
         if self._cfg.check_weights:
             self._compare(shapes, file_digests(folder, self._dtype), str(folder))
         return self._now(found, str(folder))
