@@ -56,10 +56,9 @@ def make_model(folder: Path, **changes) -> None:
 class Rows:
     """Settings of a run: what a row holds, how activations are kept, which loop."""
 
-    def __init__(
-        self, seq: int, rows: int, *, mix: bool = False, ac: dict | None = None, rl: bool = False, same: bool = False
-    ):
-        self.seq, self.rows, self.mix, self.ac, self.rl, self.same = seq, rows, mix, ac, rl, same
+    def __init__(self, seq: int, rows: int, *, mix: bool = False, rl: bool = False, same: bool = False, **keys):
+        """`keys`: of `[model]`."""
+        self.seq, self.rows, self.mix, self.rl, self.same, self.keys = seq, rows, mix, rl, same, keys
         self.gpus = self.copies = 1
 
     def spread(self, gpus: int, copies: int, same_batch: bool) -> None:
@@ -74,9 +73,9 @@ class Rows:
             "model": {
                 "name": str(model),
                 "compile": {},
-                "ac": self.ac,
                 "seq_len": self.seq,
                 "dp_replicate": self.copies,
+                **self.keys,
             },
             "deterministic": self.same,
             "optim": {"lr": 1e-5},
@@ -328,6 +327,9 @@ SETTINGS = {
     "sft-16k": Rows(16384, 2),
     "sft-8k-recompute": Rows(8192, 4, ac={}),
     "sft-16k-recompute": Rows(16384, 2, ac={}),
+    "sft-8k-ac-offloading": Rows(8192, 4, ac={}, ac_offloading={}),
+    "sft-8k-optim-offload": Rows(8192, 4, optim_cpu_offload=True),
+    "sft-8k-fsdp-offload": Rows(8192, 4, fsdp_cpu_offload=True),
     "sft-8k-mix": Rows(8192, 4, mix=True),
     "sft-16k-mix": Rows(16384, 2, mix=True),
     "rl-8k": Rows(8192, 4, rl=True),

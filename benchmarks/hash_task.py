@@ -31,12 +31,16 @@ class HashTask(vf.Task[vf.TaskData]):
         return score(trace.last_reply)
 
 
-class HashTaskset(vf.Taskset[HashTask, vf.TasksetConfig]):
+class HashTasksetConfig(vf.TasksetConfig):
+    words: int = 24
+
+
+class HashTaskset(vf.Taskset[HashTask, HashTasksetConfig]):
     """4,096 prompts."""
 
     def load(self):
         for index in range(4096):
-            yield HashTask(vf.TaskData(prompt=prompt(index)), self.config.task)
+            yield HashTask(vf.TaskData(prompt=prompt(index, self.config.words)), self.config.task)
 
 
 __all__ = ["HashTaskset"]

@@ -85,6 +85,20 @@ def test_untied_and_sharded(tmp_path, tiny):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
+def test_loading_draws_no_random_numbers(tmp_path, tiny):
+    """All weights are overwritten; what is no weight is as in a model that was initialised."""
+    before = torch.get_rng_state()
+    model = loading.load(tiny[0], attn=exact.NAME)
+    assert torch.equal(before, torch.get_rng_state())
+    made = loading.build(model.config, attn=exact.NAME, device="cpu")
+    assert not torch.equal(before, torch.get_rng_state())
+    buffers = dict(made.named_buffers())
+    assert buffers and buffers.keys() == dict(model.named_buffers()).keys()
+    assert all(torch.equal(buffers[name], value) for name, value in model.named_buffers())
+    model.lm_head.weight.data.zero_()
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr(), "tied"
+
+
 def test_padded_embedding_rows_are_kept(tmp_path, tiny):
     """E04: more embedding rows than tokens."""
     model = loading.load(tiny[0], attn=exact.NAME)

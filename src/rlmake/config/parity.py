@@ -13,7 +13,7 @@ from rlmake.core.errors import ConfigError
 
 ASKED = {"sequences": 16, "tokens": 48, "seed": 0}
 """Completions of so many prompts, of so many tokens each at most."""
-VALUES = 1 << 24
+VALUES = 1 << 22
 """At most so many logprobs are compared: with a large vocabulary completions are shorter."""
 DTYPES = ("float32", "bfloat16")
 ATTENTIONS = tuple(name for name in get_args(Attention) if name != "auto")

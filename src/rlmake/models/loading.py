@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
@@ -18,6 +19,7 @@ from rlmake.core.jsonio import read_json
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HEAD = "lm_head.weight"
+DRAWS = {"normal_", "uniform_", "kaiming_uniform_"}  # of torch.nn.init and of tensors
 
 
 def locate(name: str | Path, *, weights: bool = True, revision: str | None = None) -> Path:
@@ -69,9 +71,21 @@ def load(name: str | Path, *, attn: str, dtype: str = "float32", trust_remote_co
     """The model with its weights, on the CPU, in evaluation mode. Raises `UserError` for missing or odd tensors."""
     config = load_config(name, trust_remote_code=trust_remote_code)
     folder = locate(name)
-    model = build(config, attn=attn, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
+    with _NoDraws():
+        model = build(config, attn=attn, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
     assign(model, read_weights(folder), str(folder))
     return model.eval()
+
+
+class _NoDraws(TorchFunctionMode):
+    """A model is built without its random initial weights, which `assign` overwrites, every one: drawing 600 M of them,
+    twice, took ten seconds. Constants and buffers are as ever."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def expected(model: nn.Module) -> dict[str, tuple[int, ...]]:
