@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import verifiers.v1 as vf
 from aiohttp import web
+from blake3 import blake3
 
 from rlmake.algorithms.traces import set_advantages, set_weights, trainable_nodes
 from rlmake.config.curriculum import AdvantageRange as AdvantageRangeConfig
@@ -27,7 +28,8 @@ from rlmake.orchestrator.queue import Queue
 from rlmake.orchestrator.records import Unit
 from rlmake.orchestrator.samples import prune, samples_of, trains
 from rlmake.orchestrator.sources import Sources
-from rlmake.transport import TrainingSample
+from rlmake.orchestrator.watcher import Watcher
+from rlmake.transport import TrainingSample, WeightReceiver, WeightSender, broadcast
 
 
 def sample(advantages, name="s", **streams):
@@ -320,6 +322,39 @@ async def test_engine_calls_are_repeated_while_that_can_help(admin, tmp_path):
     await engines.close()
     with pytest.raises(UserError, match="base_url is missing"):
         Engines(ClientConfig.model_construct(base_url=None), "m", engines.ctx)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_damaged_files_reach_an_engine_only_where_it_hashes_them_itself(ours, tmp_path, slow_engine):
+    class Engine(slow_engine):
+        async def models(self, _):
+            card = {"id": "toy", "owned_by": "rlmake" if ours else "vllm"}
+            return web.json_response({"data": [card], "run_id": "run"})
+
+    def write(folder):
+        (folder / "model.safetensors").write_bytes(b"weightz")
+        return {"model.safetensors": blake3(b"weights").hexdigest()}
+
+    async def nothing(version):
+        pass
+
+    engine, ctx = Engine(), RunContext(tmp_path, "run", "run", 1, None, tmp_path, tmp_path)
+    await engine.start()
+    engines = Engines(ClientConfig(base_url=engine.url), "toy", ctx)
+    await engines.wait_ready()
+    watcher = Watcher(WeightReceiver(tmp_path, ctx), engines, 20, -1, nothing, nothing)
+    sent = asyncio.to_thread(broadcast, WeightSender(tmp_path, ctx), 0, write, lambda action: action(), timeout=20)
+    try:
+        if ours:
+            await asyncio.gather(sent, watcher.next())
+            assert engine.loaded == [0] and watcher.version == 0
+        else:
+            _, failure = await asyncio.gather(sent, watcher.next(), return_exceptions=True)
+            assert "model.safetensors: missing or damaged, weights v0 cannot be served" in str(failure)
+            assert engine.loaded == [] and watcher.version == -1
+    finally:
+        await engines.close()
+        await engine.runner.cleanup()
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 300, 65_535, 65_536])

@@ -25,10 +25,11 @@ class Extension:
     def rlmake_load_files(self, paths: list[str]) -> None:
         """Load a version from safetensors files that were checked before.
 
-        A worker that holds a part of each tensor maps the files, and takes no more of them than that.
+        A worker that holds a part of each tensor, or computes on the CPU, maps them and takes no more than it needs.
         """
-        alone = self.parallel_config.world_size == 1
-        source = stream.tensors(paths, torch.device(self.device)) if alone else stream.mapped(paths)
+        device = torch.device(self.device)
+        ahead = device.type == "cuda" and self.parallel_config.world_size == 1
+        source = stream.tensors(paths, device) if ahead else stream.mapped(paths)
         self.model_runner.reload_weights(weights_iterator=source)
 
     def rlmake_join(self, rendezvous: dict[str, Any], first: int, world: int, timeout: float) -> str | None:
