@@ -51,7 +51,8 @@ def tensors(paths: Sequence[str | Path], device: torch.device) -> Iterator[tuple
 
         def more() -> None:
             if (chunk := next(chunks, None)) is not None:
-                ahead.append(pool.submit(_read, *chunk, torch.empty(chunk[2], dtype=torch.uint8, pin_memory=pinned)))
+                memory = torch.empty(chunk[2], dtype=torch.uint8, device="cpu", pin_memory=pinned)
+                ahead.append(pool.submit(_read, *chunk, memory))
 
         try:
             for _ in range(AHEAD):

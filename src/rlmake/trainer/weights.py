@@ -77,7 +77,7 @@ def _image(bucket: Plan, parameters: Iterator[tuple[str, nn.Parameter]], dtype: 
     for size in sizes:
         value = whole(next(parameters)[1], dtype)
         if image is None:
-            image = torch.empty(len(header) + sum(sizes), dtype=torch.uint8, pin_memory=value.is_cuda)
+            image = torch.empty(at + sum(sizes), dtype=torch.uint8, device="cpu", pin_memory=value.is_cuda)
             image[:at] = header
         image[at : at + size].view(dtype).view(value.shape).copy_(value, non_blocking=True)
         at += size
