@@ -9,7 +9,7 @@ replies, of all rollouts of a step. The first four steps are warm-up. `--python`
 TRL with liger-kernel and accelerate as well: its trainer takes vLLM's side of the transfer from there.
 
 Idle, in shares of the measured time: the trainer while it waits for a batch; the engine while no request runs (its own
-gauge, looked at 20 times a second) or it is paused for new weights.
+gauge, looked at twice a second) or it is paused for new weights.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def rlmake(model: Path, root: Path, args: argparse.Namespace) -> dict:
 
 
 class Gauge(threading.Thread):
-    """How many requests run in the engine of the run below `root`, 20 times a second."""
+    """How many requests run in the engine of the run below `root`, twice a second: the answer costs the engine time."""
 
     def __init__(self, root: Path):
         super().__init__(daemon=True)
@@ -127,7 +127,7 @@ class Gauge(threading.Thread):
     def run(self) -> None:
         address = None
         with httpx.Client(trust_env=False, timeout=5) as client:
-            while not self.stop.wait(0.05):
+            while not self.stop.wait(0.5):
                 try:
                     if address is None:
                         (file,) = self.root.rglob("inference.address")

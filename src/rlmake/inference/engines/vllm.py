@@ -252,6 +252,7 @@ def _params(sampling: Sampling, prompt: int, max_model_len: int) -> Any:
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        flat_logprobs=True,  # or each token is a dict with an object in it, which Python's collector walks through
     )
 
 
@@ -270,7 +271,7 @@ def _completion(output: Any, sampling: Sampling) -> Completion:
     done = Completion(ids, logprobs, top, one.finish_reason, one.text if sampling.stop else None)
     if sampling.prompt_logprobs is not None:
         done.prompt_logprobs = [
-            None if row is None else _given_first(row, token, sampling.prompt_logprobs)
+            None if not row else _given_first(row, token, sampling.prompt_logprobs)
             for token, row in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
         ]
     return done
