@@ -18,9 +18,10 @@ from rlmake.transport import WeightReceiver, WeightSender
 SHAPES = {"embed": (50, 8), "a.w": (8, 8), "a.b": (8,), "one": (), "b.w": (16, 8), "b.b": (1, 1)}
 
 
-@pytest.fixture
-def small(monkeypatch):
+@pytest.fixture(params=["in host memory", "copied first, as from a GPU"])
+def small(request, monkeypatch):
     """Files of at most 300 bytes, two of them in memory at a time."""
+    monkeypatch.setattr(weights, "_elsewhere", lambda tensor: request.param != "in host memory")
     monkeypatch.setattr(weights, "SHARD_BYTES", 300)
     monkeypatch.setattr(weights, "WRITERS", 2)
 

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from rlmake.models import lora
 from rlmake.transport.collective import Plan, buckets, plan_of
 
-SHARD_BYTES = 127 << 20  # and its header: page-locked memory is taken in powers of two
+SHARD_BYTES = 128 << 20  # page-locked memory is taken in powers of two
 WRITERS = 8  # files in memory at a time
-Image = tuple[Tensor, Callable[[], None]]
+Content = tuple[list[memoryview], Callable[[], None]]
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors spells them
 
 
@@ -30,8 +30,8 @@ def write_weights(
 ) -> dict[str, str]:
     """Gather every parameter and, where `folder` is not None, write it there as `dtype`; every rank calls it.
 
-    Files `model-<k>.safetensors` of at most 128 MiB (or one tensor); a tied head is not written. Each is put together
-    in memory and hashed there, while the next ones are gathered. Returns the hashes; `seconds` gets what the parts
+    Files `model-<k>.safetensors` of 128 MiB at most (or one tensor); a tied head is not written. Each is written from
+    memory, and hashed there, while the next ones are gathered. Returns the hashes; `seconds` gets what the parts
     took: `gather`, `finish` (what is left to do then), and of the threads together `copy`, `write` and `hash`.
     """
     if folder is None:
@@ -45,10 +45,8 @@ def write_weights(
         for number, bucket in enumerate(buckets(plan_of(named), dtype.itemsize, SHARD_BYTES), 1):
             if len(busy := [file for file in files.values() if not file.done()]) >= WRITERS:
                 wait(busy, return_when=FIRST_COMPLETED)
-            image, ready = _image(bucket, parameters, dtype)
             name = f"model-{number:05d}.safetensors"
-            files[name] = pool.submit(_write, folder / name, image, ready)
-            del image  # its memory is free as soon as it is written
+            files[name] = pool.submit(_write, folder / name, *_content(bucket, parameters, dtype))
         gathered = time.perf_counter()
     hashes = {}
     for name, file in files.items():
@@ -59,10 +57,11 @@ def write_weights(
     return hashes
 
 
-def _image(bucket: Plan, parameters: Iterator[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Image:
-    """A safetensors file in memory, and what must have returned before it is read: a GPU may still be copying.
+def _content(bucket: Plan, parameters: Iterator[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Content:
+    """What a safetensors file holds, part by part, and what must have returned before it is read.
 
-    Takes the parameters of `bucket`, which come next. Memory that a GPU copies to is page-locked.
+    Takes the parameters of `bucket`, which come next. From a GPU they are being copied into page-locked memory; in host
+    memory they stay where they are.
     """
     sizes = [math.prod(entry["shape"]) * dtype.itemsize for entry in bucket]
     table: dict[str, dict] = {"__metadata__": {"format": "pt"}}
@@ -71,35 +70,47 @@ def _image(bucket: Plan, parameters: Iterator[tuple[str, nn.Parameter]], dtype: 
         table[entry["name"]] = {"dtype": NAMES[dtype], "shape": entry["shape"], "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(table).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    header = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
-    image, at = None, len(header)
+    text += b" " * (-len(text) % 8)
+    parts, image, at = [memoryview(len(text).to_bytes(8, "little") + text)], None, 0
     for size in sizes:
         value = whole(next(parameters)[1], dtype)
-        if image is None:
-            image = torch.empty(at + sum(sizes), dtype=torch.uint8, device="cpu", pin_memory=value.is_cuda)
-            image[:at] = header
-        image[at : at + size].view(dtype).view(value.shape).copy_(value, non_blocking=True)
+        if _elsewhere(value):
+            if image is None:
+                image = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu", pin_memory=value.is_cuda)
+                parts.append(_bytes(image))
+            image[at : at + size].view(dtype).view(value.shape).copy_(value, non_blocking=True)
+        else:
+            parts.append(_bytes(value))
         at += size
     if value.is_cuda:
-        return image, torch.cuda.current_stream(value.device).record_event().synchronize
-    return image, lambda: None
+        return parts, torch.cuda.current_stream(value.device).record_event().synchronize
+    return parts, lambda: None
 
 
-def _write(path: Path, image: Tensor, ready: Callable[[], None]) -> tuple[str, dict[str, float]]:
+def _elsewhere(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _write(path: Path, parts: list[memoryview], ready: Callable[[], None]) -> tuple[str, dict[str, float]]:
     """In a thread: the file, from memory. Its hash, and the seconds of the parts."""
     marks = [time.perf_counter()]
     ready()
     marks.append(time.perf_counter())
-    data = memoryview(image.numpy())
     with open(path, "wb", buffering=0) as file:
-        at = 0
-        while at < len(data):
-            at += file.write(data[at:])
+        for part in parts:
+            at = 0
+            while at < len(part):
+                at += file.write(part[at:])
     marks.append(time.perf_counter())
-    value = blake3(data, max_threads=blake3.AUTO).hexdigest()
+    hasher = blake3(max_threads=blake3.AUTO)
+    for part in parts:
+        hasher.update(part)
     marks.append(time.perf_counter())
-    return value, {part: marks[at + 1] - marks[at] for at, part in enumerate(("copy", "write", "hash"))}
+    return hasher.hexdigest(), {part: marks[at + 1] - marks[at] for at, part in enumerate(("copy", "write", "hash"))}
 
 
 def write_adapter(
