@@ -9,7 +9,7 @@ from rlmake.build import failure, publish, store
 from rlmake.build.store import Artefact
 from rlmake.cli import verbs
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import list_files, read_json
+from rlmake.core.jsonio import list_files, read_json, write_json
 
 FP = "0123456789abcdef"
 SPEC = {
@@ -63,6 +63,31 @@ def test_a_manifest_that_is_damaged_itself_is_named_and_withdrawn(capsys):
     out = capsys.readouterr().out
     assert "done.json: not readable as JSON" in out and "1 artefacts verified, 1 damaged" in out
     assert not artefact.done_path.exists() and not artefact.manifest_path.exists()
+
+
+def test_records_that_lack_what_they_must_say_are_damaged():
+    """JSON as it should be, and yet no record: of a manifest and of a specification, key by key."""
+    artefact = made()
+    store.write_spec(SPEC)
+    spec = store.spec_path("model", FP)
+    for path, read, free in (
+        (artefact.done_path, store.read_manifest, {"schema", "started", "ended", "step"}),
+        (spec, store.spec_at, {"schema", "code", "steps"}),
+    ):
+        record = read_json(path)
+        for key in record.keys() - free:
+            without = {name: held for name, held in record.items() if name != key}
+            for changed in (without, record | {key: 3}):
+                path.unlink()
+                write_json(path, changed)
+                with pytest.raises(UserError, match=rf"{path.name}: damaged: .*{key}"):
+                    read(path)
+                assert path == spec or not store.finished(artefact)
+        path.unlink()
+        write_json(path, record)
+        read(path)
+    write_json(spec, {"schema": 1})
+    assert store.write_spec({**SPEC, "steps": [3]}) and store.read_spec("model", FP)["steps"] == [3]
 
 
 def test_specifications_keep_steps_and_take_new_runtime_settings():

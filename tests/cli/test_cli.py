@@ -173,6 +173,22 @@ def test_a_missing_file_is_said_before_anything_starts(tmp_path, monkeypatch):
         "model.name: ./folder: not a model directory, it has no config.json",
     ]
     assert not (tmp_path / "outputs").exists()
+    (tmp_path / "a.bin").write_bytes(b"x")
+    (tmp_path / "empty").mkdir()
+    for model, data, said in (
+        (
+            "./a.bin",
+            "./empty",
+            ["data.name: ./empty: an empty folder", "model.name: ./a.bin: a file; expected"],
+        ),
+        ("", "", ["data.name: is empty; expected a file", "model.name: is empty; expected a model"]),
+    ):
+        with pytest.raises(ConfigError) as error:
+            direct.launch(
+                "sft", parse(SFTConfig, raw | {"model": {"name": model}, "data": {"name": data}}), ["sft"], []
+            )
+        lines = sorted(str(error.value).splitlines())
+        assert len(lines) == 2 and all(map(str.startswith, lines, said)), lines
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,39 @@ def test_lists_replace_and_tables_merge(write):
     assert config.trainer.max_steps == config.orchestrator.max_steps == 5
 
 
+LINEAR = '[trainer.scheduler]\ntype = "linear"\nwarmup_steps = 2\ndecay_steps = 1\n[trainer.optim]\nbetas2 = 0.9\n'
+
+
+def test_another_type_leaves_behind_what_only_the_earlier_one_has(write):
+    write("linear.toml", LINEAR)
+    write(
+        "over.toml",
+        '[experiment]\nkind = "rl"\nextends = ["base.toml", "linear.toml"]\n'
+        + '[trainer.scheduler]\ntype = "constant"',
+    )
+    assert rl("@", "over.toml").trainer.scheduler.type == "constant"
+    assert rl("@", "base.toml", "@", "linear.toml", "--trainer.scheduler.type", "constant").trainer.optim.betas2 == 0.9
+    write(
+        "on.toml", '[experiment]\nextends = ["over.toml"]\n[trainer]\nscheduler.type = "cosine"\noptim.type = "sgd"\n'
+    )
+    config = rl("@", "on.toml")
+    assert config.trainer.scheduler.warmup_steps == 2, "both have it"
+    assert config.trainer.optim.type == "sgd"
+
+
+def test_a_key_that_the_chosen_type_lacks_is_refused(write):
+    """Set beside the type or after it, not before it."""
+    write("linear.toml", LINEAR)
+    write("one.toml", '[trainer.scheduler]\ntype = "constant"\ndecay_steps = 4\n')
+    write("late.toml", "trainer.scheduler.warmup_steps = 3")
+    said = "trainer.scheduler.decay_steps: unknown key for this type; 'linear' has it"
+    assert faults("@", "base.toml", "@", "linear.toml", "@", "one.toml") == f"one.toml:3: {said}"
+    write("two.toml", '[trainer.scheduler]\ntype = "constant"\n')
+    assert faults("@", "base.toml", "@", "linear.toml", "@", "two.toml", "@", "late.toml") == (
+        "late.toml:1: trainer.scheduler.warmup_steps: unknown key for this type; 'linear' and 'cosine' have it"
+    )
+
+
 def test_precedence_command_line_later_earlier_env_default(write, monkeypatch):
     monkeypatch.setenv("PRL_OUTPUT_DIR", "from-env")
     write("late.toml", 'output_dir = "from-late"')

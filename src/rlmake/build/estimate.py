@@ -20,7 +20,7 @@ from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
 from rlmake.build.work import Work
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import canonical, hash_bytes, read_json
+from rlmake.core.jsonio import canonical, hash_bytes
 
 # Settings that change the result and not the work of a step.
 FREE = re.compile(
@@ -186,6 +186,6 @@ def _manifest(artefact: Artefact) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        return read_json(path)
+        return store.spec_at(path)
     except UserError:
         return None

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import content_hash, hash_file, read_json, write_json
 from rlmake.core.rundir import numbered
@@ -36,6 +38,58 @@ LEAF = {  # where an artefact lies in its directory
 BRIEF = ("files", "parents", "origin", "seconds", "gpu_hours", "ended")
 _briefs: dict[tuple[int, int, int, int], dict[str, Any]] = {}  # by what a manifest's file is: device, inode, time, size
 STAGES = ("data", "model", "train", "eval", "parity", "best", "report", "grid")
+
+
+class _File(msgspec.Struct):
+    path: str
+    size: int
+    blake3: str
+
+
+class _Parent(msgspec.Struct):
+    stage: str
+    kind: str
+    fingerprint: str
+    step: int | None
+
+
+class _Manifest(msgspec.Struct):
+    """What of a manifest the commands rest on; of an evaluation's, say, `facts` hold more."""
+
+    stage: str
+    kind: str
+    artefact: str
+    fingerprint: str
+    step: int | None
+    semantic: dict[str, Any]
+    revisions: dict[str, Any]
+    defaults: dict[str, Any]
+    parents: list[_Parent]
+    files: list[_File]
+    content: str
+    origin: str
+    code: dict[str, Any] | None = None
+    facts: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    hardware: dict[str, Any] = {}
+    seconds: float | None = None
+    gpu_hours: float | None = None
+    ended: str | None = None
+
+
+class _Spec(msgspec.Struct):
+    stage: str
+    kind: str
+    fingerprint: str
+    config: dict[str, Any]
+    semantic: dict[str, Any]
+    revisions: dict[str, Any]
+    defaults: dict[str, Any]
+    parents: list[_Parent]
+    resources: dict[str, Any]
+    planned_at: str
+    runs: list[str] = []
+    steps: list[int] = []
 
 
 @dataclass(frozen=True, order=True)
@@ -110,10 +164,16 @@ def read_spec(stage: str, fingerprint: str) -> dict[str, Any]:
     path = spec_path(stage, fingerprint)
     if not path.is_file():
         raise UserError(f"{path}: no such file; a job's specification is written when a build starts, not by hand")
+    return spec_at(path)
+
+
+def spec_at(path: Path) -> dict[str, Any]:
+    """Raises `UserError` for a file that is no specification."""
     spec = read_json(path)
-    if spec.get("schema") != SPEC_SCHEMA:
-        raise UserError(f"{path}: schema {spec.get('schema')} is unknown, expected {SPEC_SCHEMA}")
-    return spec
+    found = spec.get("schema") if isinstance(spec, dict) else None
+    if found != SPEC_SCHEMA:
+        raise UserError(f"{path}: schema {found} is unknown, expected {SPEC_SCHEMA}")
+    return _shaped(path, spec, _Spec)
 
 
 def write_spec(spec: dict[str, Any]) -> bool:
@@ -123,7 +183,10 @@ def write_spec(spec: dict[str, Any]) -> bool:
     """
     path = spec_path(spec["stage"], spec["fingerprint"])
     if path.is_file():
-        before = read_json(path)
+        try:
+            before = spec_at(path)
+        except UserError:  # damaged: what it said is what this one says, but for steps that others asked for
+            before = {"steps": []}
         spec = {**spec, "steps": sorted({*spec["steps"], *before.get("steps", [])})}
         moment = ("planned_at", "code")
         if {k: v for k, v in before.items() if k not in moment} == {k: v for k, v in spec.items() if k not in moment}:
@@ -136,6 +199,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     record = read_json(path)
     if not isinstance(record, dict) or record.get("schema") != MANIFEST_SCHEMA:
         raise UserError(f"{path}: not a manifest of schema {MANIFEST_SCHEMA}")
+    return _shaped(path, record, _Manifest)
+
+
+def _shaped(path: Path, record: dict[str, Any], shape: type[msgspec.Struct]) -> dict[str, Any]:
+    try:
+        msgspec.convert(record, shape)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: damaged: {error}") from None
     return record
 
 

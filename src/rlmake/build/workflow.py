@@ -160,6 +160,8 @@ class Driver(Jobs):
     def _settle(self, settings: Any) -> None:
         """Snakemake has said what is asked for: check it, and force what is stale."""
         asked = [str(target) for target in settings.targets]
+        if not asked and self.workflow.default_target is None:  # included rules are no default for Snakemake
+            self.workflow.default_target = "all"
         whole = not asked or "all" in asked
         rules = {rule.name for rule in self.workflow.rules}
         paths = [path for path in asked if path not in rules and not path.startswith(f"{store.STORE}/")]

@@ -39,6 +39,13 @@ def of_validation(error: ValidationError, cls: type[BaseModel], raw: dict[str, A
     ]
 
 
+def surplus(error: ValidationError, cls: type[BaseModel], raw: dict[str, Any]) -> set[str]:
+    """The dotted keys that were given and that their tables do not have."""
+    items = error.errors(include_url=False)
+    found = [_walk(item["loc"], cls, raw, item["type"])[0] for item in items if item["type"] == "extra_forbidden"]
+    return {".".join(path) for path in found}
+
+
 def of_values(value: Any, key: str = "") -> Iterator[Fault]:
     """Values that no record can hold. Typed fields have refused them before, free tables take what they are given."""
     if isinstance(value, dict):
@@ -194,7 +201,14 @@ def _nearest_key(path: tuple[str, ...], owners: list[type[BaseModel]], cls: type
             return ": --no-… is for true-or-false options and optional tables; give the option a value instead"
         return f": 'no' belongs to the front of the whole option, --no-….{key[3:].replace('_', '-')}"
     here = f"; known here: {', '.join(names)}" if 0 < len(names) <= 8 else ""
-    return _elsewhere(path, cls) or nearest(key, names) or here
+    return _of_another_type(path, cls) or _elsewhere(path, cls) or nearest(key, names) or here
+
+
+def _of_another_type(path: tuple[str, ...], cls: type[BaseModel]) -> str:
+    """A hint at the types of the key's table that have it, where the one chosen has not."""
+    key = re.sub(r"\.\d+(?=\.|$)", ".*", ".".join(path))
+    types = dict.fromkeys(repr(_tag(owner)) for name, _, owner in walk(cls) if name == key and _tag(owner))
+    return f" for this type; {' and '.join(types)} {'has' if len(types) == 1 else 'have'} it" if types else ""
 
 
 def _elsewhere(path: tuple[str, ...], cls: type[BaseModel]) -> str:

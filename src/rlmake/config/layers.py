@@ -22,11 +22,21 @@ Origins = dict[tuple[str, ...], str]
 
 
 class Composed(dict):
-    """A composed raw configuration that remembers for each value (by its path of keys) the file that gave it."""
+    """A composed raw configuration that remembers for each value (by its path of keys) the file that gave it.
 
-    def __init__(self, data: dict[str, Any] | None = None, origins: Origins | None = None):
+    `left`: the paths of keys that were set beside another `type` of their table than a later layer has chosen. Those
+    that the new type lacks count no more.
+    """
+
+    def __init__(
+        self,
+        data: dict[str, Any] | None = None,
+        origins: Origins | None = None,
+        left: Iterable[tuple[str, ...]] = (),
+    ):
         super().__init__(data or {})
         self.origins: Origins = dict(origins or {})
+        self.left = set(left)
 
     def origin(self, path: Iterable[str]) -> str | None:
         """The file that gave the value at `path`, or else that of the nearest table above or below it."""
@@ -38,7 +48,18 @@ class Composed(dict):
         return below.pop() if len(below) == 1 else None
 
     def copy(self) -> "Composed":
-        return Composed(plain_copy(dict(self)), self.origins)
+        return Composed(plain_copy(dict(self)), self.origins, self.left)
+
+    def without(self, paths: Iterable[tuple[str, ...]]) -> "Composed":
+        """A copy without the values at these paths."""
+        found = self.copy()
+        for path in paths:
+            node: Any = found
+            for part in path[:-1]:
+                node = node[int(part)] if isinstance(node, list) else node[part]
+            del node[path[-1]]
+            found.left.discard(path)
+        return found
 
 
 def read_file(path: Path | str) -> dict[str, Any]:
@@ -130,6 +151,8 @@ def overlay(base: Composed, layer: dict[str, Any], file: str, path: tuple[str, .
     origins = layer.origins if isinstance(layer, Composed) else None
     faults: list[Fault] = []
     _merge(base, base, layer, file, path, origins, faults)
+    if isinstance(layer, Composed):
+        base.left |= {(*path, *key) for key in layer.left}
     if faults:
         raise ConfigError(faults)
 
@@ -150,7 +173,10 @@ def _merge(base, node, layer, file, path, origins, faults) -> None:
                 continue
             if not isinstance(old, dict):
                 node[key] = {}
+            elif isinstance(value.get("type"), str) and value["type"] != old.get("type"):
+                base.left |= {(*here, str(name)) for name in old if name != "type"}
             base.origins[here] = source
+            base.left.discard(here)
             _merge(base, node[key], value, file, here, origins, faults)
             continue
         if isinstance(old, dict) and old and not _is_null(value):
@@ -161,6 +187,7 @@ def _merge(base, node, layer, file, path, origins, faults) -> None:
                 del base.origins[known]
         node[key] = plain_copy(value)
         base.origins[here] = source
+        base.left.discard(here)
 
 
 def _merge_items(base, items, value, file, path, origins, faults) -> None:

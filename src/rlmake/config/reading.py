@@ -12,7 +12,7 @@ from pydantic_config import ConfigFileError, cli
 from rlmake.config import unbuilt
 from rlmake.config.describe import help_text
 from rlmake.config.experiment import GridTable, check_direct
-from rlmake.config.faults import of_validation, of_values, placed
+from rlmake.config.faults import of_validation, of_values, placed, surplus
 from rlmake.config.fields import Config, element_tables, tables
 from rlmake.config.grid import expand, pick
 from rlmake.config.layers import COMMAND_LINE, Composed, load_layer, nest, overlay, set_key
@@ -37,6 +37,9 @@ def parse(cls: type[C], raw: dict[str, Any], file: Path | str | None = None) -> 
     try:
         config = cls.model_validate(plain_copy(data), context=context)
     except ValidationError as error:
+        unknown = {tuple(filled.get(key, key).split(".")) for key in surplus(error, cls, data)}
+        if isinstance(raw, Composed) and (gone := unknown & raw.left):
+            return parse(cls, raw.without(gone), file)
         refused = tuple(fault.key for fault in faults)
         for fault in of_validation(error, cls, data):
             key = filled.get(fault.key or "", fault.key or "")
@@ -86,7 +89,8 @@ def _prefixed(layer: Composed, prefix: str | None) -> Composed:
     if prefix is None:
         return layer
     parts = tuple(prefix.replace("-", "_").split("."))
-    return Composed(nest(prefix, dict(layer)), {(*parts, *key): file for key, file in layer.origins.items()})
+    origins = {(*parts, *key): file for key, file in layer.origins.items()}
+    return Composed(nest(prefix, dict(layer)), origins, {(*parts, *key) for key in layer.left})
 
 
 def _split_files(argv: list[str]) -> tuple[list[str], list[tuple[str | None, str]]]:

@@ -160,7 +160,7 @@ def _gpus(run_dir: Path) -> int:
     """GPUs that a training asked for."""
     try:
         return read_json(run_dir / "spec.json")["resources"]["gpus"]
-    except UserError:
+    except (UserError, KeyError, TypeError):
         return 0
 
 
