@@ -89,9 +89,9 @@ def test_a_compiled_block_gives_away_its_input_alone(deep):
     deep, offloading = copy.deepcopy(deep), Watched(1)
     deep.model.layers = deep.model.layers[:2]
     deep.model.config.num_hidden_layers = 2
-    recompute(deep, deep.model.layers, SimpleNamespace(freq=1, mode="full"))
     for block in deep.model.layers:
         block.compile(dynamic=False)
+    recompute(deep, deep.model.layers, SimpleNamespace(freq=1, mode="full"))
     plain = hidden(deep)
     theirs = {name: grad.clone() for name, grad in gradients(deep, plain).items()}
     deep.zero_grad()

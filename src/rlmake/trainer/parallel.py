@@ -27,7 +27,8 @@ def parallelise(root: nn.Module, plan: Plan, model: nn.Module, config: Any, worl
     Gradients are summed over ranks, not averaged.
     """
     blocks = plan.blocks(model)
-    if config.ac is not None:
+    mode = config.ac and config.ac.mode
+    if mode == "selective":
         recompute(root, blocks, config.ac)
     whole = world.unsharded and not config.fsdp_cpu_offload
     masters = _masters(root, config, world) if whole else None
@@ -37,6 +38,8 @@ def parallelise(root: nn.Module, plan: Plan, model: nn.Module, config: Any, worl
         torch._dynamo.config.recompile_limit = 4 * SHAPES
         for block in blocks:
             block.compile(fullgraph=config.compile.fullgraph, dynamic=False)
+    if mode == "full":
+        recompute(root, blocks, config.ac)
     if config.ac_offloading is not None:
         Offloading(config.ac_offloading, world.device).apply(blocks)
     if not whole:

@@ -1,8 +1,10 @@
 """Activation checkpointing: whole blocks, or chosen parts of them, are computed again in the backward pass."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,16 +19,26 @@ TARGETS = {
 
 
 def recompute(root: nn.Module, blocks: list[nn.Module], config: Any) -> None:
-    """Apply `model.ac` to every `freq`-th block, in place. Raises `UserError` for a target that a block lacks."""
+    """Apply `model.ac` to every `freq`-th block, in place: whole blocks around what their call is now, which may be
+    compiled; parts of them before they are compiled. Raises `UserError` for a target that a block lacks.
+
+    transformers has such calls of its own, in one place or another of a block by its version.
+    """
     dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in root.modules())
     again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=dropout)
     for block in blocks[:: config.freq]:
         if config.mode == "full":
-            block.gradient_checkpointing = True
-            block._gradient_checkpointing_func = again
+            call = block._compiled_call_impl or block._call_impl
+            block._compiled_call_impl = functools.partial(_whole, block, again, call)
         else:
             for target in config.targets:
                 _parts(block, target, dropout)
+
+
+def _whole(block: nn.Module, again: Callable, call: Callable, *args: Any, **kwargs: Any) -> Any:
+    if block.training and torch.is_grad_enabled():
+        return again(functools.partial(call, **kwargs), *args)
+    return call(*args, **kwargs)
 
 
 def _parts(block: nn.Module, target: str, dropout: bool) -> None:
