@@ -12,7 +12,7 @@ ENGINE := blake3 httpx loguru msgspec prime-pydantic-config safetensors setproct
 
 env: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt src/rlmake/export/_kernels.c
+$(STAMP): pyproject.toml constraints.txt src/rlmake/export/_kernels.c src/rlmake/envs/_packed.c
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"error: rlmake needs Python 3.11 to 3.13, $(PYTHON) is {v[0]}.{v[1]}; set PYTHON=python3.12, say")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'

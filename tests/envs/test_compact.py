@@ -3,11 +3,14 @@
 import copy
 import pickle
 
+import msgpack
 import msgspec
 import numpy as np
 import pytest
 import verifiers.v1 as vf
+from verifiers.v1.serve.delta import EpisodeAssembly
 
+from rlmake.envs import compact
 from rlmake.envs.compact import CompactNode, decoded, float32, keep, kept, streams
 
 pack = msgspec.msgpack.encode
@@ -15,6 +18,14 @@ REPLY = {
     "parent": 0, "sampled": True, "message": {"role": "assistant", "content": "b"}, "token_ids": [9, 100, 70_000, 300],
     "mask": [False, True, True, True], "is_content": [False, True, True, False], "logprobs": [-0.1, -1e-9, -0.25],
 }  # fmt: skip
+
+
+@pytest.fixture(params=["compiled", "without a compiler"], autouse=True)
+def both(request, monkeypatch):
+    if request.param != "compiled":
+        monkeypatch.setattr(compact, "_packed", None)
+    elif compact._packed is None:
+        pytest.skip("installed without a C compiler")
 
 
 def arrived(given):
@@ -60,6 +71,67 @@ def test_numbers_of_every_length_arrive_exactly(count):
     node = arrived(given)
     assert np.array_equal(float32(given["logprobs"]), np.asarray(given["logprobs"], np.float32))
     assert all(getattr(node, name) == given[name] for name in ("token_ids", "is_content", "logprobs", "mask"))
+
+
+EDGES = [
+    0,
+    1,
+    127,
+    128,
+    255,
+    256,
+    65_535,
+    65_536,
+    (1 << 31) - 1,
+    -1,
+    -32,
+    -33,
+    -128,
+    -129,
+    -32_768,
+    -32_769,
+    -(1 << 31),
+]
+
+
+def test_integers_of_every_width():
+    for packer in (pack, msgpack.packb):
+        assert compact._token_ids(packer(EDGES)).tolist() == EDGES
+        for beyond in (1 << 31, (1 << 32) - 1, 1 << 63, -(1 << 31) - 1, -(1 << 63)):
+            assert compact._token_ids(packer([1, beyond, 3])) == [1, beyond, 3]
+    # Wider than they need be.
+    assert list(compact._token_ids(b"\x93\xcf\0\0\0\0\0\0\0\x07\xd3" + b"\xff" * 8 + b"\xd1\0\x05")) == [7, -1, 5]
+
+
+def test_cut_and_foreign_lists_of_integers_are_refused():
+    whole = pack(EDGES)
+    for wrong in (*(whole[:end] for end in range(len(whole))), whole + b"\0", pack("text"), pack([1.0]), pack([True]),
+                  pack([None]), pack([[1]]), b"\xdd\xff\xff\xff\xff\x01"):  # fmt: skip
+        with pytest.raises(msgspec.DecodeError):
+            compact._token_ids(wrong)
+
+
+def test_nothing_that_a_delta_says_is_lost():
+    """All fields that the assembly of verifiers looks at."""
+    looked_at = set()
+
+    class Delta(dict):
+        def get(self, key, default=None):
+            looked_at.add(key)
+            return super().get(key, default)
+
+        def __getitem__(self, key):
+            looked_at.add(key)
+            return super().__getitem__(key)
+
+        def __contains__(self, key):
+            looked_at.add(key)
+            return super().__contains__(key)
+
+    assembly = EpisodeAssembly()
+    assembly.apply(Delta(trace="t", open={}, nodes=[], pending=[]))
+    assembly.apply(Delta(trace="t", discard=True))
+    assert {"trace", "open", "nodes", "discard", "set", "links"} <= looked_at <= set(compact.FIELDS)
 
 
 def test_numbers_that_are_no_plain_ones():

@@ -14,13 +14,20 @@ import msgspec
 import numpy as np
 import verifiers.v1 as vf
 from pydantic import PrivateAttr, model_serializer
+from verifiers.v1.serve.delta import LIST_FIELDS
 
 from rlmake.core.collector import without_cycles
+
+try:
+    from rlmake.envs import _packed
+except ImportError:  # no compiler when rlmake was installed
+    _packed = None
 
 _ints = msgspec.msgpack.Decoder(list[int]).decode
 _bools = msgspec.msgpack.Decoder(list[bool]).decode
 _floats = msgspec.msgpack.Decoder(list[float]).decode
 _pack = msgspec.msgpack.Encoder().encode
+Buffer = bytes | memoryview
 _FLOAT64, _FALSE, _TRUE = 0xCB, 0xC2, 0xC3  # msgpack's tags
 _WIDE = np.dtype([("tag", "u1"), ("value", ">f8")])
 
@@ -86,7 +93,7 @@ def float32(values: list[float]) -> np.ndarray:
     return np.asarray(values, np.float32) if wide is None else wide.astype(np.float32)
 
 
-def _wide(packed: bytes) -> np.ndarray | None:
+def _wide(packed: Buffer) -> np.ndarray | None:
     """The numbers of a packed list of plain floats: 9 bytes each."""
     count, head = _size(packed)
     if len(packed) != head + 9 * count:
@@ -95,7 +102,7 @@ def _wide(packed: bytes) -> np.ndarray | None:
     return wide["value"] if (wide["tag"] == _FLOAT64).all() else None
 
 
-def _size(packed: bytes) -> tuple[int, int]:
+def _size(packed: Buffer) -> tuple[int, int]:
     """Of a packed list: how many there are, and the bytes before the first."""
     tag = packed[0] if len(packed) else 0
     if tag >> 4 == 9:
@@ -106,7 +113,12 @@ def _size(packed: bytes) -> tuple[int, int]:
     return -1, 0
 
 
-def _token_ids(packed: bytes) -> np.ndarray | list[int]:
+def _token_ids(packed: Buffer) -> np.ndarray | list[int]:
+    count, head = _size(packed)
+    if _packed is not None and 0 <= count <= len(packed) - head:  # a byte each at least
+        found = np.empty(count, np.int32)
+        if _packed.int32s(packed, head, found.ctypes.data, count):
+            return found
     values = _ints(packed)
     try:
         return int32(values)
@@ -114,12 +126,12 @@ def _token_ids(packed: bytes) -> np.ndarray | list[int]:
         return values
 
 
-def _logprobs(packed: bytes) -> np.ndarray:
+def _logprobs(packed: Buffer) -> np.ndarray:
     wide = _wide(packed)
     return np.asarray(_floats(packed), np.float64) if wide is None else wide.astype(np.float64)
 
 
-def _is_content(packed: bytes) -> np.ndarray | list[bool]:
+def _is_content(packed: Buffer) -> np.ndarray | list[bool]:
     count, head = _size(packed)
     flags = np.frombuffer(packed, np.uint8)[head:]
     true = flags == _TRUE
@@ -128,7 +140,7 @@ def _is_content(packed: bytes) -> np.ndarray | list[bool]:
     return _bools(packed)
 
 
-def _mask(packed: bytes) -> list[bool]:
+def _mask(packed: Buffer) -> list[bool]:
     return _bools(packed)
 
 
@@ -138,16 +150,13 @@ _STREAMS = ARRAYS | {"mask": _mask}
 _Node = TypedDict(
     "_Node", {name: msgspec.Raw if name in _STREAMS else Any for name in vf.MessageNode.model_fields}, total=False
 )
-_parts = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
-_nodes = msgspec.msgpack.Decoder(list[_Node]).decode
-_any = msgspec.msgpack.Decoder().decode
-
-
-def decoded(delta: bytes) -> dict[str, Any]:
-    """A delta of an episode; the streams of its nodes stay packed."""
-    return {name: (_nodes if name == "nodes" else _any)(raw) for name, raw in _parts(delta).items()}
+# What verifiers' assembly looks at.
+FIELDS = ("trace", "discard", "open", "links", "routing_repairs", "set", "pending", *LIST_FIELDS)
+_Delta = TypedDict("_Delta", {name: list[_Node] if name == "nodes" else Any for name in FIELDS}, total=False)
+decoded: Callable[[bytes], dict[str, Any]] = msgspec.msgpack.Decoder(_Delta).decode
+"""A delta of an episode; the streams of its nodes stay packed."""
 
 
 def streams(node: dict[str, Any]) -> dict[str, np.ndarray | list]:
     """Take the numbers per token out of a plain node, checked: pydantic would make each of them anew."""
-    return {name: make(_pack(node.pop(name))) for name, make in _STREAMS.items() if name in node}
+    return {name: make(memoryview(node.pop(name))) for name, make in _STREAMS.items() if name in node}
