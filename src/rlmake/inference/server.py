@@ -16,7 +16,7 @@ from rlmake.config import InferenceConfig, load_resolved
 from rlmake.core import log
 from rlmake.core.errors import RunFailed, UserError, entry_point
 from rlmake.core.jsonio import write_bytes
-from rlmake.core.procs import claim_port, die_with_parent
+from rlmake.core.procs import claim_port, die_with_parent, launcher_mark
 from rlmake.core.rundir import RUN_ID, RunContext
 from rlmake.transport.weights import newest_version
 
@@ -126,6 +126,7 @@ def _run_id(cfg: InferenceConfig) -> str | None:
 @entry_point
 def main(argv: list[str] | None = None) -> None:
     die_with_parent()
+    os.environ.update(launcher_mark() | os.environ)
     argv = sys.argv[1:] if argv is None else argv
     address_file = None
     if len(argv) == 4 and argv[2] == "--address-file":
@@ -140,3 +141,5 @@ def main(argv: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # one of vLLM's processes: it would outlive a server that was killed
+    die_with_parent()
