@@ -55,7 +55,6 @@ def test_a_run_that_shares_its_gpus_sends_files():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"device": "cpu"}, "packs its parameters anew"),
         ({"vllm": {"quantization": "fp8"}}, "quantization = 'fp8'"),
         ({"vllm": {"tensor_parallel_size": 2}}, "several GPUs"),
     ],

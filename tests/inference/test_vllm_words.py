@@ -41,6 +41,7 @@ def test_versions(monkeypatch):
 
 
 ECHO = "RuntimeError: Engine core initialization failed. See root cause above."
+WORKER = "Exception: WorkerProc initialization failed due to an exception in a background process."
 MEMORY = "CUDA out of memory. Tried to allocate 2 GiB"
 FREE = "Free memory on device cuda:0 (1.2/139 GiB) on startup is less than desired GPU memory utilization"
 FOO = "ValueError: Model architectures ['Foo'] are not supported"
@@ -51,7 +52,7 @@ FOO = "ValueError: Model architectures ['Foo'] are not supported"
     [
         ([f"(Worker) torch.OutOfMemoryError: {MEMORY}", ECHO], f"not enough memory: {MEMORY} (lower inference.vllm."),
         ([f"ValueError: {FREE}"], f"not enough memory: {FREE}"),
-        (["x", FOO, ECHO], f"vLLM did not start: {FOO}"),
+        (["x", FOO, WORKER, ECHO], f"vLLM did not start: {FOO}"),
         ([], "no word of it"),
     ],
 )

@@ -93,8 +93,9 @@ OURS = {
     "host": "is server.host", "port": "is server.port", "uds": "is not served; server.host and server.port are",
     "worker_extension_cls": "is what new weights arrive through", "seed": "is inference.seed",
     "logprobs_mode": "is processed_logprobs: the trainer's ratio counts on it", "enable_log_requests": "is log.level",
-    "enable_auto_tool_choice": "follows from tool_call_parser", "model_tag": "is model",
-    "data_parallel_rank": "follows from the deployment", "headless": "follows from the deployment",
+    "enable_log_outputs": "is log.level", "enable_auto_tool_choice": "follows from tool_call_parser",
+    "model_tag": "is model", "data_parallel_rank": "follows from the deployment",
+    "data_parallel_multi_port_external_lb": "follows from the deployment", "headless": "follows from the deployment",
     "enable_return_routed_experts": "belongs to router replay, which is not built yet",
 }  # fmt: skip
 
@@ -172,10 +173,6 @@ class InferenceConfig(Config):
 
     def _uncheckable(self) -> str | None:
         """Why vLLM's parameters are not those that were sent, bit for bit."""
-        if self.device == "cpu":
-            return (
-                "vLLM on the CPU packs its parameters anew; it can compare on a GPU, and the embedded engine anywhere"
-            )
         if self.vllm.quantization is not None:
             return f"with quantization = '{self.vllm.quantization}' the engine's parameters are others"
         if self.gpus_per_engine > 1:

@@ -1,5 +1,6 @@
 """Reading a weight version that a trainer offers: nothing is served that differs from what was offered."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import content_hash, read_json
+from rlmake.inference.engines.base import EngineFailed
 from rlmake.models.digest import digest
 from rlmake.models.loading import DTYPES, HEAD, read_weights, weight_files
 from rlmake.transport.weights import RECORD, SCHEMA, damaged
@@ -62,12 +64,11 @@ def file_digests(folder: Path, dtype: str) -> dict[str, str]:
     return {name: digest(tensor.to(DTYPES[dtype])) for name, tensor in read_weights(folder).items()}
 
 
-def compare(model: torch.nn.Module, expected: dict[str, str], where: str) -> None:
-    """`inference.check_weights`: every tensor of the model against a digest of what was sent."""
-    state = model.state_dict(keep_vars=True)
+def compare(found: Mapping[str, str], expected: Mapping[str, str], where: str) -> None:
+    """`inference.check_weights`: digests of what an engine holds and of what was sent. `EngineFailed`: they differ."""
     for name, value in expected.items():
-        if digest(state[name]) != value:
-            raise UserError(f"check_weights: {name} is not what {where} holds")
+        if found[name] != value:
+            raise EngineFailed(f"check_weights: {name} is not what {where} holds")
     logger.info(f"check_weights: all {len(expected)} tensors are those of {where}")
 
 

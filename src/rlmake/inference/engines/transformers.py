@@ -132,7 +132,9 @@ class TransformersEngine:
             loading.assign(model, tensors, where)
             self._batch.refresh_head()
             if self._cfg.check_weights:
-                compare(model, digests or {n: digest(t.to(model.dtype)) for n, t in tensors.items()}, where)
+                state, sent = model.state_dict(keep_vars=True), {n: t.to(model.dtype) for n, t in tensors.items()}
+                found = {name: digest(state[name]) for name in sent}
+                compare(found, digests or {name: digest(tensor) for name, tensor in sent.items()}, where)
             self._version = self._version + 1 if version is None else version
             return self._version
 
@@ -266,6 +268,8 @@ class TransformersEngine:
                 done.set_result(action())
             except BaseException as error:
                 done.set_exception(error)
+                if isinstance(error, EngineFailed):  # weights that may not be served
+                    raise
 
     def _step(self) -> None:
         """One pass, and the results of what has ended by it."""

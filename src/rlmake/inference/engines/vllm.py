@@ -19,7 +19,7 @@ from loguru import logger
 from rlmake.core.errors import UserError
 from rlmake.inference.engines import vllm_start, vllm_versions
 from rlmake.inference.engines.base import Completion, EngineFailed, Entry, Refused, Sampling, check_prompt
-from rlmake.inference.weights import Shapes, check_shapes, check_version, file_digests, shapes_of
+from rlmake.inference.weights import Shapes, check_shapes, check_version, compare, file_digests, shapes_of
 from rlmake.models import loading
 from rlmake.models.text import load_tokenizer, template_text
 
@@ -82,6 +82,8 @@ class VllmEngine:
     def update_weights(self, folder: Path, version: int | None) -> int:
         begun = time.perf_counter()
         found = check_version(folder, version)
+        if self._adapter is not None:
+            raise UserError("this server runs an adapter, which belongs to the weights it has; start another one")
         files = loading.weight_files(folder)
         shapes = shapes_of(folder)
         check_shapes(shapes, self._shapes, str(folder))
@@ -193,13 +195,13 @@ class VllmEngine:
 
     def _compare(self, shapes: Shapes, expected: dict[str, str], where: str) -> None:
         plan = [{"name": name, "shape": list(shape)} for name, shape in shapes.items()]
-        for found in self._await(self._rpc("rlmake_digests", plan)):
-            for name, value in expected.items():
-                if found[name] != value:
-                    self._failure = f"check_weights: {name} is not what {where} holds"
-                    logger.error(self._failure)
-                    raise EngineFailed(self._failure)
-        logger.info(f"check_weights: all {len(expected)} tensors are those of {where}")
+        try:
+            for found in self._await(self._rpc("rlmake_digests", plan)):
+                compare(found, expected, where)
+        except EngineFailed as error:
+            self._failure = str(error)
+            logger.error(self._failure)
+            raise
 
     @property
     def _dtype(self) -> str:

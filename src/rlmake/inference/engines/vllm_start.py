@@ -21,7 +21,7 @@ LAST_WORDS_S = 0.3  # until what the other processes printed has arrived
 MEMORY = re.compile(r"out of memory|no available memory|not enough memory|less than desired GPU memory"
                     r"|KV cache is needed|larger than the available KV cache", re.I)  # fmt: skip
 FAULT = re.compile(r"\b(\w*(?:Error|Exception)): (.+)")
-ECHO = "Engine core initialization failed"
+ECHO = re.compile("(Engine core|WorkerProc) initialization failed")
 
 
 def arguments(cfg: Any, folder: Path) -> dict[str, Any]:
@@ -35,9 +35,6 @@ def arguments(cfg: Any, folder: Path) -> dict[str, Any]:
     if not table["enable_lora"]:
         del table["enable_lora"]
         table.pop("max_lora_rank", None)
-    for name in ("trust_remote_code", "enforce_eager"):
-        if not table[name]:
-            del table[name]
     calls, reasoning = table.pop("tool_call_parser"), table.pop("reasoning_parser")
     if calls == "auto":
         template = cfg.vllm.chat_template or load_tokenizer(folder).chat_template or ""
@@ -67,7 +64,13 @@ def set_environment(cfg: Any) -> None:
         ),
     }
     if cfg.device == "cpu":
-        defaults |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if "kv_cache_memory_bytes" not in cfg.vllm.arguments:  # which this variable would override
+            defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
+        if cfg.vllm.enforce_eager:  # else its sampler is compiled at the first request, for half a minute
+            defaults["TORCHDYNAMO_DISABLE"] = "1"
+        if cfg.check_weights:
+            defaults[vllm_versions.KEEP_GIVEN] = "1"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
@@ -84,7 +87,8 @@ def explained() -> Iterator[None]:
             raise
         except Exception as error:
             time.sleep(LAST_WORDS_S)
-            raise UserError(reason([*kept, f"{type(error).__name__}: {error}"])) from None
+            said = " ".join(str(error).split())
+            raise UserError(reason([*kept, f"{type(error).__name__}: {said}"])) from None
 
 
 def reason(lines: list[str]) -> str:
@@ -95,7 +99,7 @@ def reason(lines: list[str]) -> str:
                 f"inference.vllm: not enough memory: {fault[2][:300]} (lower inference.vllm.gpu_memory_utilization, "
                 "max_model_len or max_num_seqs, or free the card)"
             )
-    faults = [found for line in lines if (found := FAULT.search(line)) and ECHO not in line]
+    faults = [found for line in lines if (found := FAULT.search(line)) and not ECHO.search(line)]
     said = f"{faults[-1][1]}: {faults[-1][2][:300]}" if faults else (lines[-1][:300] if lines else "no word of it")
     return f"inference.vllm: vLLM did not start: {said}"
 

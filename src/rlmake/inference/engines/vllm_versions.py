@@ -1,12 +1,14 @@
 """What differs between the versions of vLLM that the engine works with (0.24 and 0.32 are tried): all of it is here."""
 
 import contextlib
+import functools
 import importlib.metadata
+import json
 import os
 import re
 import sys
-from argparse import Namespace
-from collections.abc import AsyncIterator
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from rlmake.core.errors import UserError, nearest
@@ -14,6 +16,7 @@ from rlmake.core.errors import UserError, nearest
 OLDEST, NEWEST = (0, 24), (0, 32)
 NATIVE_FP32_HEAD = (0, 32)  # from here on vLLM's own `head_dtype` counts for generating models too
 FP32_HEAD = "RLMAKE_FP32_HEAD"  # tells the worker to do it where vLLM does not
+KEEP_GIVEN = "RLMAKE_KEEP_GIVEN"  # tells the worker that `check_weights` will ask
 
 
 def installed() -> tuple[int, int]:
@@ -79,9 +82,24 @@ def patch_head() -> None:
     LogitsProcessor._get_logits = get_logits
 
 
-def parse(arguments: dict[str, Any]) -> Namespace:
-    """The namespace of vLLM's own command line. Raises `UserError` naming an argument that this version does not have
-    or a value that it refuses."""
+def keep_given() -> None:
+    """In a worker on the CPU: what a linear layer was given stays beside what vLLM packs and computes with."""
+    if os.environ.get(KEEP_GIVEN) != "1":
+        return
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    pack = UnquantizedLinearMethod.process_weights_after_loading
+
+    def process_weights_after_loading(self, layer):
+        layer.rlmake_given = {name: p.detach() for name, p in layer.named_parameters(recurse=False)}
+        pack(self, layer)
+
+    UnquantizedLinearMethod.process_weights_after_loading = process_weights_after_loading
+
+
+@functools.cache
+def command_line() -> tuple[ArgumentParser, dict[str, Action], Callable[[Namespace], None]]:
+    """vLLM's own command line: its parser, its options by their names, and what checks the result."""
     with _parts("its command line"):
         try:
             from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -89,39 +107,45 @@ def parse(arguments: dict[str, Any]) -> Namespace:
             from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
         from vllm.utils.argparse_utils import FlexibleArgumentParser
     parser = make_arg_parser(FlexibleArgumentParser())
-    known = {option[2:].replace("-", "_") for action in parser._actions for option in action.option_strings}
+    known = {option[2:].replace("-", "_"): action for action in parser._actions for option in action.option_strings}
+    return parser, known, validate_parsed_serve_args
+
+
+def parse(arguments: dict[str, Any]) -> Namespace:
+    """The namespace of vLLM's own command line. Raises `UserError` naming an argument that this version does not have
+    or a value that it refuses."""
+    parser, known, validate = command_line()
     for name in arguments:
         if name not in known:
             raise UserError(f"inference.vllm.{name}: vLLM {'.'.join(map(str, installed()))} has no such argument"
                             f"{nearest(name, known)}")  # fmt: skip
 
     def refuse(message: str) -> None:
-        raise UserError(f"inference.vllm: {message}")
+        raise UserError(f"inference.vllm: {' '.join(message.split())[:300]}")
 
     parser.error = refuse
     try:
-        args = parser.parse_args(_command_line(arguments))
-        validate_parsed_serve_args(args)
-    except (ValueError, TypeError) as error:
+        args = parser.parse_args([word for name, value in arguments.items() for word in _words(name, value, known)])
+        validate(args)
+    except UserError:
+        raise
+    except Exception as error:  # of vLLM's making, and of any kind
         raise UserError(f"inference.vllm: {_line(error)}") from None
     return args
 
 
-def _command_line(arguments: dict[str, Any]) -> list[str]:
-    import json
+def _words(name: str, value: Any, known: dict[str, Action]) -> list[str]:
+    """An argument as vLLM's command line takes it."""
+    option, off = f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"
+    if known[name].nargs == 0:  # a switch; one that cannot be switched off is off where it is not given
+        return [option] if value else [off] if off in known[name].option_strings else []
+    if isinstance(value, list) and known[name].nargs in ("+", "*"):
+        return [option, *map(_word, value)]
+    return [option, _word(value)]
 
-    words: list[str] = []
-    for name, value in arguments.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif isinstance(value, dict):
-            words += [f"--{option}", json.dumps(value)]
-        elif isinstance(value, list):
-            words += [f"--{option}", *map(str, value)]
-        elif value is not None:
-            words += [f"--{option}", str(value)]
-    return words
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool | dict | list) else str(value)
 
 
 @contextlib.asynccontextmanager

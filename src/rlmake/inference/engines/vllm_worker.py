@@ -10,6 +10,9 @@ from rlmake.models.digest import digest
 from rlmake.transport.collective import Plan, Receiver, nccl_version
 
 vllm_versions.patch_head()
+vllm_versions.keep_given()
+# vLLM's attention on a CPU with AMX uses it without having asked for it: an illegal instruction where nobody else has.
+torch.cpu._init_amx()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -49,9 +52,13 @@ class Extension:
             pass
 
     def rlmake_digests(self, plan: Plan) -> dict[str, str]:
-        """Digests of the parameters as they are served, by the names of `plan`; parts of fused ones by themselves."""
+        """Digests of the parameters as they are served (of those that the CPU packs: as they were given), by the names
+        of `plan`; parts of fused ones by themselves."""
         model = self.model_runner.get_model()
-        own = {name.replace(".base_layer.", "."): value for name, value in model.named_parameters()}
+        own = dict(model.named_parameters())
+        for path, module in model.named_modules():
+            own |= {f"{path}.{leaf}": value for leaf, value in getattr(module, "rlmake_given", {}).items()}
+        own = {name.replace(".base_layer.", "."): value for name, value in own.items()}
         packed = getattr(model, "packed_modules_mapping", {})
         whole_of = {part: (whole, parts) for whole, parts in packed.items() for part in parts}
         rows_of = {entry["name"]: entry["shape"][0] for entry in plan}
