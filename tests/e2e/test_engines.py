@@ -32,6 +32,7 @@ cpu_threads = 1
 {transfer}
 timeout = 1200
 [inference]
+check_weights = true
 {engine}
 [inference.vllm]
 max_model_len = 64
@@ -54,42 +55,57 @@ env.agent.runtime.type = "subprocess"
 lr = 1e-3
 [ckpt]
 """
+# A second source, whose rollouts the run's own first model scores.
+TEACHER = """
+[[orchestrator.train.source]]
+name = "taught"
+ratio = 3
+group_size = 1
+algo.type = "opd"
+algo.teacher.name = "{model}"
+env.taskset.id = "reverse-text"
+env.taskset.path = "{data}"
+"""
 FILES, GROUP = 'type = "filesystem"', 'type = "nccl"\nbackend = "gloo"'
 
 
-def run(folder: Path, parts: dict, engine: str, transfer: str, *flags: str, options: str = "") -> Path:
+def run(folder: Path, parts: dict, engine: str, transfer: str, options: str = "", more: str = "") -> Path:
     """A whole run; its directory."""
     vllm = engine == "vllm"
     text = RL.format(
         **parts,
         steps=STEPS,
         transfer=transfer,
-        engine=f'engine = "vllm"\npython = "{VLLM_PYTHON}"' if vllm else "check_weights = true",
+        engine=f'engine = "vllm"\npython = "{VLLM_PYTHON}"' if vllm else "",
         options=('dtype = "float32"\nenforce_eager = true\n' if vllm else "") + options,
         asynchronous="concurrency.max_inflight = 16" if vllm else "",
     )
-    (folder / "rl.toml").write_text(text)
-    command = [sys.executable, "-c", "from rlmake.cli.main import rl; rl()", "@", "rl.toml", *flags]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+    (folder / "rl.toml").write_text(text + more.format(**parts))
+    command = [sys.executable, "-c", "from rlmake.cli.main import rl; rl()", "@", "rl.toml"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1100)
     logs = "\n".join(path.read_text(errors="replace")[-3000:] for path in folder.glob("outputs/run/logs/latest/*.log"))
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{logs}"
     return folder / "outputs" / "run"
 
 
-def check(run_dir: Path, bound: float, line: str) -> None:
-    """Rewards are finite, versions advance, and trainer and engine agree. `line`: in the server's log, per version."""
+def check(run_dir: Path, bound: float, engines: int = 1) -> dict[int, dict]:
+    """Rewards are finite, versions advance, every engine takes each and has what was sent, trainer and engine agree.
+    The metrics by step."""
     rows: dict[int, dict] = {}
     for row in read(run_dir / "monitors" / "file" / "metrics.jsonl"):
         rows.setdefault(row.step, {}).update(row.metrics)
     assert sorted(step for step in rows if step) == list(range(1, STEPS + 1))
     versions = [rows[step]["watcher/version"] for step in range(1, STEPS + 1)]
     assert versions == sorted(versions) and versions[-1] >= STEPS - 2
+    rewards = [row[key] for row in rows.values() for key in row if key.startswith("reward/") and key.endswith("/mean")]
+    assert rewards and all(map(math.isfinite, rewards))
     for step in range(1, STEPS + 1):
-        rewards = [value for key, value in rows[step].items() if key.startswith("reward/") and key.endswith("/mean")]
-        assert rewards and all(map(math.isfinite, rewards))
         assert rows[step]["mismatch_kl/all/mean"] <= bound, rows[step]["mismatch_kl/all/mean"]
-    log = (run_dir / "logs" / "latest" / "inference.log").read_text()
-    assert log.count(line) == STEPS + 1, log[-3000:]
+    logs = [log for log in (run_dir / "logs" / "latest").glob("inference*.log") if "frozen" not in log.name]
+    assert len(logs) == engines
+    for log in logs:
+        assert log.read_text().count("check_weights: all ") == STEPS + 1, log.read_text()[-3000:]
+    return rows
 
 
 @pytest.mark.skipif("transformers" not in ENGINES, reason="the other engine's turn")
@@ -98,7 +114,7 @@ def test_a_group_brings_the_same_weights_as_files_do(tmp_path, parts):
     for name, transfer in (("files", FILES), ("group", GROUP)):
         (tmp_path / name).mkdir()
         run_dir = run(tmp_path / name, parts, "transformers", transfer)
-        check(run_dir, 0.0, "check_weights: all ")
+        check(run_dir, 0.0)
         record = json.loads((run_dir / "broadcasts" / f"step_{STEPS}" / "version.json").read_text())
         assert record["transport"] == {"files": "filesystem", "group": "nccl"}[name]
         done = json.loads((run_dir / "checkpoints" / f"step_{STEPS}" / "COMPLETE").read_text())
@@ -108,7 +124,16 @@ def test_a_group_brings_the_same_weights_as_files_do(tmp_path, parts):
 
 
 @pytest.mark.skipif("vllm" not in ENGINES, reason="make test-vllm")
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("transfer", [FILES, GROUP], ids=["files", "group"])
-def test_rl_with_vllm(tmp_path, parts, transfer):
-    check(run(tmp_path, parts, "vllm", transfer), 0.01, "weights v")
+@pytest.mark.timeout(1200)
+def test_rl_with_vllm_by_files_and_a_teacher(tmp_path, parts):
+    run_dir = run(tmp_path, parts, "vllm", FILES, more=TEACHER)
+    rows = check(run_dir, 0.01)
+    assert abs(rows[1]["ref_kl/all/mean"]) < 1e-6, "the teacher is the first policy, token by token"
+    assert all(math.isfinite(row["ref_kl/all/mean"]) for step, row in rows.items() if "ref_kl/all/mean" in row)
+    assert (run_dir / "logs" / "latest" / "inference-frozen-0.log").is_file()
+
+
+@pytest.mark.skipif("vllm" not in ENGINES, reason="make test-vllm")
+@pytest.mark.timeout(1200)
+def test_rl_with_two_engines_of_vllm_by_a_group(tmp_path, parts):
+    check(run(tmp_path, parts, "vllm", GROUP, "data_parallel_size = 2"), 0.01, engines=2)

@@ -13,7 +13,7 @@ CHATML = {"name": "custom", "import_path": "rlmake.models.chatml.ChatMLRenderer"
 FP32 = {"transformers": 0.0, "vllm": 1e-4}  # the largest difference of a logprob
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_trainer_and_engine(tmp_path, parts, engine, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

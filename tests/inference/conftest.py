@@ -47,6 +47,7 @@ def config(model: Path, folder: Path, engine: str = "transformers", **changes) -
     }  # fmt: skip
     if engine == "vllm":
         table["vllm"] |= {"dtype": "float32", "enforce_eager": True, "max_logprobs": -1}
+    table["vllm"] |= changes.pop("vllm", {})
     path = folder / "inference.json"
     path.write_text(json.dumps(table | changes))
     return path
@@ -108,9 +109,23 @@ class Server:
         return code, self.log.read_text()
 
 
+@pytest.fixture
+def vllm_python() -> str:
+    """An interpreter with vLLM; where there is none the test is left to `make test-vllm`."""
+    if "vllm" not in ENGINES:
+        pytest.skip("make test-vllm")
+    return VLLM_PYTHON
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="session", params=ENGINES)
 def server(request, models, tmp_path_factory):
-    one = Server(config(models["a"], tmp_path_factory.mktemp("server"), request.param), PRL_RUN_ID="run-7").wait()
+    path = config(models["a"], tmp_path_factory.mktemp("server"), request.param, check_weights=True)
+    one = Server(path, PRL_RUN_ID="run-7").wait()
     yield one
     code, log = one.stop()
     assert code == 0, log

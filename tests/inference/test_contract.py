@@ -6,6 +6,7 @@ import math
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -16,9 +17,11 @@ from safetensors.torch import save_file
 from rlmake.config.renderer import RendererConfig
 from rlmake.core.rundir import RunContext
 from rlmake.models import exact, loading, lora
+from rlmake.models.digest import digest
 from rlmake.models.logprobs import score
 from rlmake.models.renderer import CHATML, load_tokenizer, make_renderer
 from rlmake.transport import WeightSender
+from rlmake.transport.collective import Sender, plan_of
 
 PROMPT = [72, 101, 108, 20, 33]
 
@@ -249,7 +252,86 @@ def test_bad_updates_leave_the_old_weights(server, models, tmp_path, restore):
     assert server.metric("rlmake:policy_version") == 0
 
 
-def test_an_adapter_is_loaded_replaced_and_exact(start, models, tmp_path):
+def lead(server, model):
+    """The trainer's side of a group with a server's workers, the tensors of `model`, the body of `/update_weights`."""
+    sender = Sender("gloo", torch.device("cpu"), "localhost", 0, 300)
+    workers = server.client.get("/broadcaster").json()["workers"]
+    at = sender.rendezvous
+    body = {"host": at["host"], "port": at["port"], "session_id": at["session"], "backend": "gloo", "rank_offset": 1}
+    body |= {"inference_world_size": len(workers), "timeout": 300}
+    with ThreadPoolExecutor() as pool:
+        joined = pool.submit(server.post, "/init_broadcaster", body)
+        sender.form([f"worker {worker['rank']}" for worker in workers])
+        assert joined.result() == {"status": "joined"}
+    tensors = loading.read_weights(model)
+    plan, digests = plan_of(tensors.items()), {name: digest(tensor) for name, tensor in tensors.items()}
+    return sender, tensors, {"weight_dir": None, "plan": plan, "dtype": "float32", "digests": digests}
+
+
+def test_a_group_brings_what_files_bring(server, models, restore):
+    asked = {"seed": 2, "logprobs": 1, "max_tokens": 20}
+    server.post("/update_weights", {"weight_dir": str(models["b"]), "version": 1})
+    expected = flat(server.generate(PROMPT, **asked))
+    sender, tensors, body = lead(server, models["b"])
+    for version in (3, 4):
+        server.post("/update_weights", {"weight_dir": str(models["a"]), "version": 2})
+        assert flat(server.generate(PROMPT, **asked)) != expected
+        with ThreadPoolExecutor() as pool:
+            sent = pool.submit(sender.send, version, tensors.items(), body["plan"], torch.float32)
+            assert server.post("/update_weights", body | {"version": version})["version"] == version
+            sent.result()
+        assert server.same(flat(server.generate(PROMPT, **asked)), expected)
+        assert server.metric("rlmake:policy_version") == version
+    told = [line for line in server.log.read_text().splitlines() if "check_weights: all" in line]
+    assert f"all {len(tensors)} tensors are those of " in told[-1]
+
+
+def test_an_engine_comes_back_with_what_the_run_has_now(models, start, engine, tmp_path):
+    """Weights that are not those that were sent end an engine, and those that came in part are never served. Started
+    again, it has the newest version that the run has committed before it answers."""
+    folder, asked = tmp_path / "run", {"max_tokens": 5, "seed": 1, "logprobs": 1}
+    sender = WeightSender(folder, RunContext.from_env(folder))
+
+    def offer(version, model):
+        shutil.copy(models[model] / "model.safetensors", sender.prepare(version))
+        sender.offer(version)
+
+    offer(3, "b")
+    sender.finish()
+    offer(4, "a")  # announced and not committed
+    server = start(folder, engine=engine, check_weights=True).wait()
+    assert server.metric("rlmake:policy_version") == 3
+    mine = flat(server.generate(PROMPT, **asked))
+    server.post("/update_weights", {"weight_dir": str(models["b"]), "version": 3})
+    assert server.same(flat(server.generate(PROMPT, **asked)), mine)
+    group, tensors, body = lead(server, models["a"])
+    name = next(reversed(body["digests"]))
+    body["digests"][name] = "0" * len(body["digests"][name])
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(group.send, 4, tensors.items(), body["plan"], torch.float32)
+        error = server.post("/update_weights", body | {"version": 4}, 503)["error"]
+        sent.result()
+    assert f"check_weights: {name} is not what" in error["message"]
+    assert server.process.wait(300) == 1 and error["message"] in server.log.read_text()
+
+    sender.finish()
+    server = start(folder, engine=engine).wait()
+    assert server.metric("rlmake:policy_version") == 4
+    mine = flat(server.generate(PROMPT, **asked))
+    group, tensors, body = lead(server, models["b"])
+    with ThreadPoolExecutor() as pool:
+        left = pool.submit(server.client.post, "/update_weights", json=body | {"version": 5}, timeout=400)
+        group.group = None  # the trainer is gone
+        reply = left.result()
+    assert "v5 did not come from the trainer" in reply.json()["error"]["message"]
+    if engine == "vllm":  # which loads what comes while it comes
+        assert reply.status_code == 503 and server.process.wait(300) == 1
+    else:
+        assert reply.status_code == 400 and flat(server.generate(PROMPT, **asked)) == mine
+        assert "the group is spent" in server.post("/update_weights", body | {"version": 6}, 400)["error"]["message"]
+
+
+def test_an_adapter_is_loaded_replaced_and_exact(start, models, engine, tmp_path):
     base = loading.load(models["a"], attn=exact.NAME)
     adapter = lora.inject(base, lora.Adapter(str(models["a"]), 4, 16.0, 0.0, ["q_proj", "down_proj"]), 0)
     folders = []
@@ -264,8 +346,7 @@ def test_an_adapter_is_loaded_replaced_and_exact(start, models, tmp_path):
         save_file(tensors, folder / lora.WEIGHTS)
         lora.write_config(adapter, folder)
         folders.append(folder)
-    vllm = {"model": str(models["a"]), "max_model_len": 320, "served_model_name": "policy", "enable_lora": True}
-    server = start(tmp_path / "server", vllm=vllm).wait()
+    server = start(tmp_path / "server", engine=engine, vllm={"enable_lora": True}).wait()
     plain = flat(server.generate(PROMPT, max_tokens=12, logprobs=1, temperature=0))
     server.post("/load_lora_adapter", {"lora_name": "r4-a16", "lora_path": str(tmp_path / "nowhere")}, 400)
     for folder in folders:
@@ -277,7 +358,7 @@ def test_an_adapter_is_loaded_replaced_and_exact(start, models, tmp_path):
         with torch.no_grad():
             hidden = exact.packed_forward(base, row[None], torch.arange(len(row))[None], [len(row)])
             scores = score(hidden, base.lm_head.weight, torch.roll(row, -1))
-        assert values == scores[len(PROMPT) - 1 : -1].tolist()
+        assert server.same((ids, values), (ids, scores[len(PROMPT) - 1 : -1].tolist()))
         assert (ids, values) != plain
     assert [card["id"] for card in server.client.get("/v1/models").json()["data"]] == ["policy", "r4-a16"]
     refused = {
@@ -313,6 +394,10 @@ def test_errors_are_one_line_of_json(server):
     assert server.client.get("/nowhere").status_code == 404
     assert server.client.get("/inference/v1/generate").status_code == 405
     assert "host" in server.post("/init_broadcaster", {}, 400)["error"]["message"]
+    nobody = {"host": "127.0.0.1", "port": 1, "session_id": "x", "backend": "gloo", "timeout": 1}
+    nobody |= {"rank_offset": 1, "inference_world_size": 1}
+    error = server.post("/init_broadcaster", nobody, 400)["error"]["message"]
+    assert "the trainer is not at 127.0.0.1:1" in error and "\n" not in error
     asked = {"lora_name": "r4-a8", "lora_path": "nowhere"}
     assert "enable_lora" in server.post("/load_lora_adapter", asked, 400)["error"]["message"]
     assert "keep" in server.post("/pause", {"mode": "abort"}, 400)["error"]["message"]

@@ -1,14 +1,10 @@
 """The server as a process: ports, bad models, and its end."""
 
-import shutil
 import socket
 import threading
 import time
 
 import httpx
-
-from rlmake.core.rundir import RunContext
-from rlmake.transport import WeightSender
 
 
 def test_port_in_use_and_bad_models_are_one_line(models, start, tmp_path):
@@ -50,19 +46,3 @@ def test_sigterm_with_requests_in_flight(start, tmp_path):
     assert code == 0 and time.monotonic() - began < 60, log  # about a second on an idle machine
     assert found and found[0] != 200
     assert "Traceback" not in log, log
-
-
-def test_an_engine_that_comes_back_serves_what_the_run_has_now(models, start, tmp_path):
-    folder = tmp_path / "run"
-    sender = WeightSender(folder, RunContext.from_env(folder))
-    for version, model in ((3, "b"), (4, "a")):
-        shutil.copy(models[model] / "model.safetensors", sender.prepare(version))
-        sender.offer(version)
-        if version == 3:
-            sender.finish()  # 4 is announced and not committed
-    server = start(folder).wait()
-    assert server.metric("rlmake:policy_version") == 3
-    body = {"max_tokens": 5, "seed": 1, "logprobs": 1}
-    mine = server.generate([5, 6], **body)["choices"]
-    server.post("/update_weights", {"weight_dir": str(models["b"]), "version": 5})
-    assert server.generate([5, 6], **body)["choices"] == mine
