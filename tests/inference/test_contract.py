@@ -118,7 +118,15 @@ def test_greedy_and_filters_agree(server):
         assert len(entry["top_logprobs"]) == 3 and entry["top_logprobs"][0]["logprob"] == entry["logprob"]
 
 
-def test_prompt_logprobs(server):
+def scored(model, row):
+    """The trainer's logprob of each token of `row` but the first."""
+    row = torch.tensor(row)
+    with torch.no_grad():
+        hidden = exact.packed_forward(model, row[None], torch.arange(len(row))[None], [len(row)])
+        return score(hidden, model.lm_head.weight, torch.roll(row, -1))[:-1].tolist()
+
+
+def test_prompt_logprobs(server, models):
     prompt = list(range(40, 90))
     reply = server.generate(prompt, max_tokens=1, temperature=1.0, top_p=1.0, prompt_logprobs=1)
     rows = reply["prompt_logprobs"]
@@ -127,6 +135,9 @@ def test_prompt_logprobs(server):
         first = next(iter(row.items()))
         assert first[0] == str(token) and math.isfinite(first[1]["logprob"])
         assert len(row) == 2 or first[1]["rank"] == 1
+    values = [row[str(token)]["logprob"] for token, row in zip(prompt[1:], rows[1:], strict=True)]
+    model = loading.load(models["a"], attn=exact.NAME).eval()
+    assert server.same((prompt, values), (prompt, scored(model, prompt)))
     again = server.generate(prompt[:31], max_tokens=1, prompt_logprobs=1)["prompt_logprobs"]
     mine, before = ([next(iter(row.values()))["logprob"] for row in some[1:]] for some in (again, rows[:31]))
     assert server.same((31, mine), (len(again), before)), "what follows changes no logprob"
@@ -354,11 +365,7 @@ def test_an_adapter_is_loaded_replaced_and_exact(start, models, engine, tmp_path
         body = {"token_ids": PROMPT, "model": "r4-a16", "sampling_params": {"max_tokens": 12, "logprobs": 1}}
         ids, values = flat(server.post("/inference/v1/generate", body))
         lora.assign(base.eval(), loading.read_weights(folder), "here")
-        row = torch.tensor([*PROMPT, *ids])
-        with torch.no_grad():
-            hidden = exact.packed_forward(base, row[None], torch.arange(len(row))[None], [len(row)])
-            scores = score(hidden, base.lm_head.weight, torch.roll(row, -1))
-        assert server.same((ids, values), (ids, scores[len(PROMPT) - 1 : -1].tolist()))
+        assert server.same((ids, values), (ids, scored(base, [*PROMPT, *ids])[len(PROMPT) - 1 :]))
         assert (ids, values) != plain
     assert [card["id"] for card in server.client.get("/v1/models").json()["data"]] == ["policy", "r4-a16"]
     refused = {
