@@ -23,10 +23,12 @@ def built(project):
     """A finished training that no experiment declares, with the model it rests on, published by hand."""
     for folder, stage, parents in (
         (PARENT, "model", []),
-        (OLD, "train", [{"role": "model", "stage": "model", "fingerprint": PARENT.name[6:]}]),
+        (OLD, "train", [{"stage": "model", "kind": "weights", "step": None, "fingerprint": PARENT.name[6:]}]),
     ):
         (folder / "weights").mkdir(parents=True)
-        record = {"schema": 1, "stage": stage, "runs": ["gone/run"], "parents": parents}
+        empty = {name: {} for name in ("config", "semantic", "revisions", "defaults", "resources")}
+        named = {"stage": stage, "kind": "x", "fingerprint": folder.name.partition("-")[2], "runs": ["gone/run"]}
+        record = {"schema": 1, **named, **empty, "parents": parents, "planned_at": ""}
         write_json(folder / "spec.json", record)
         os.utime(folder / "spec.json", (0, 0))  # not "planned less than a week ago"
     return project
@@ -103,6 +105,14 @@ def test_a_link_keeps_what_it_shows_and_what_that_rests_on(built, capsys, kind):
     os.unlink(shown)
     gc(capsys)
     assert not OLD.exists() and not PARENT.exists()
+
+
+def test_nothing_is_removed_while_it_is_not_known_what_rests_on_what(built):
+    link("outputs/gone/run/weights", Path("../..", *OLD.parts[1:], "weights"))
+    write_json(OLD / "spec.json", {"schema": 1, "runs": ["gone/run"]})
+    with pytest.raises(UserError, match=r"spec\.json: damaged: .*nothing is removed"):
+        verbs.load("gc")([])
+    assert PARENT.is_dir()
 
 
 def test_a_link_to_nothing_keeps_nothing_and_goes_too(built, capsys):

@@ -312,6 +312,22 @@ def test_a_fork_of_a_run_that_was_started_directly(project, call):
     assert project.build(WEIGHTS) == ["train t/sft from 4 to 6 ", "export step_6"]
 
 
+def test_a_stated_rate_counts_whoever_else_is_the_same_training(project):
+    """A longer run and one without a rate, read before and after the one that states it."""
+    project.edit("t/sft.toml", 'evals = ["held"]', "seconds_per_step = 3600")
+    for name in ("a_longer", "z_longer"):
+        extends = '[experiment]\nkind = "sft"\nextends = ["sft.toml"]\n'
+        project.write(f"t/{name}.toml", f"max_steps = 600\n\n{extends}")
+    (row,) = [row for row in project.document(WEIGHTS)["jobs"] if row["rule"] == "train"]
+    assert (row["hours"], row["rate"]) == (4.0, "3.6e+03 s a step, as stated")
+
+
+def test_a_misspelt_harness_is_refused_when_it_is_planned(project):
+    project.edit("evals/held.toml", "env.taskset.id", 'env.agent.harness.id = "inproc-chta"\nenv.taskset.id')
+    (line,) = project.refused("all")
+    assert "env.agent.harness.id: harness 'inproc-chta'" in line and line.endswith("did you mean 'inproc-chat'?")
+
+
 def test_budget(project, capsys):
     """More GPU-hours than allowed: exit code 3, and nothing was started. What is not known is said."""
     project.edit("t/sft.toml", 'evals = ["held"]', "seconds_per_step = 3600")

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rlmake.build import explain
+from rlmake.build import explain, store
 from rlmake.build.registry import Registry
 from rlmake.build.workflow import code_state
 from rlmake.cli import verbs
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import write_json
 
+DATA = {"stage": "data", "kind": "data", "semantic": {}, "revisions": {}, "defaults": {}, "parents": []}
 # Root may read everything; without these capabilities it is refused like anybody.
 NOBODY = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-dac_override,-dac_read_search"]
 
@@ -199,7 +200,7 @@ def test_a_file_that_built_data_does_not_have(project):
     assert f"{key}: outputs/t/data/data/trian.jsonl: no such file in what was built" in str(refused.value).splitlines()
 
     files = [{"path": name, "size": 0, "blake3": ""} for name in ("sub/a.jsonl", "train.jsonl")]
-    write_json(artefact.done_path, {"schema": 1, "files": files})
+    write_json(artefact.done_path, store.manifest_of(artefact, DATA | {"fingerprint": artefact.fingerprint}, files))
     (line,) = project.refused("outputs/t/rl/weights")
     assert line == (
         f"error: experiments/t/rl.toml:12: {key}: outputs/t/data/data/trian.jsonl: no such file in it; did you mean "
@@ -247,7 +248,8 @@ def test_a_misspelt_column_is_refused_when_it_is_planned(project):
     artefact = Registry.load().artefact(Registry.load().target("outputs/t/data/data"))
     artefact.path.mkdir(parents=True)
     (artefact.path / "train.jsonl").write_text("{}")
-    write_json(artefact.done_path, {"schema": 1, "files": [{"path": "train.jsonl", "size": 2, "blake3": ""}]})
+    files = [{"path": "train.jsonl", "size": 2, "blake3": ""}]
+    write_json(artefact.done_path, store.manifest_of(artefact, Registry.load().work("t/data").spec([], {}), files))
     assert all(f"{artefact.path}/train.jsonl: row 1" in line for line in project.refused("all"))
 
 

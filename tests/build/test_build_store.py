@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlmake.build import failure, publish, store
+from rlmake.build import accepted, failure, garbage, lease, plan, publish, store
 from rlmake.build.store import Artefact
-from rlmake.cli import verbs
+from rlmake.cli import making, verbs
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import list_files, read_json, write_json
 
@@ -88,6 +88,41 @@ def test_records_that_lack_what_they_must_say_are_damaged():
         read(path)
     write_json(spec, {"schema": 1})
     assert store.write_spec({**SPEC, "steps": [3]}) and store.read_spec("model", FP)["steps"] == [3]
+
+
+WRONG = [[], None, 3, {}, {"schema": 1}, {"schema": 1, "epoch": 3, "pid": 1}, {"schema": 1, "seconds": "x", "pins": 3}]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_small_records_of_another_shape_are_one_line_or_count_as_none(wrong):
+    folder = made().folder
+    write_json(folder / "time.json", wrong)
+    assert lease.spent(folder) is None and making.spent(folder, 2.0) == 2.0 and lease.spent(folder) == 2.0
+    write_json(folder / "lease-3.json", wrong)
+    assert lease.read(folder) is None
+    write_json(folder / failure.NAME, wrong)
+    assert "failure.json: " in failure.describe(failure.read(folder))
+    write_json(folder / "damaged.json", wrong)
+    assert "damaged.json: " in store.damage(Artefact("model", FP, "weights")) == store.noted()[0]
+    write_json(accepted.path("model", FP), wrong)
+    with pytest.raises(UserError, match=r"model-.*json: .*; remove it, and accept anew"):
+        accepted.read()
+    write_json(garbage.PINS, wrong)
+    with pytest.raises(UserError, match=r"pins\.json: .*; nothing is removed while it is so"):
+        garbage.pins()
+
+
+def test_a_damaged_done_file_beside_a_whole_manifest_is_damage():
+    artefact = made()
+    whole = artefact.done_path.read_bytes()
+    for content in (b"", b"{}", None):
+        artefact.done_path.unlink()
+        if content is not None:
+            artefact.done_path.write_bytes(content)
+        (fault,) = plan._Walk._faults(artefact)
+        assert fault.startswith(f"{artefact.done_path}: ")
+        artefact.done_path.write_bytes(whole)
+        assert plan._Walk._faults(artefact) == []
 
 
 def test_specifications_keep_steps_and_take_new_runtime_settings():

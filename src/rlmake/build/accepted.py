@@ -10,12 +10,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rlmake.build.store import STORE
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import read_json, write_json
+from rlmake.core.jsonio import read_record, write_json
 
 SCHEMA = 1
 FOLDER = STORE / "accepted"
+
+
+class _Accepted(msgspec.Struct):
+    stage: str
+    fingerprint: str
+    stands_for: str
+    run: str
+    changes: list[str]
+    reason: str
+    at: str
 
 
 def path(stage: str, fingerprint: str) -> Path:
@@ -26,9 +38,10 @@ def read() -> dict[tuple[str, str], dict[str, Any]]:
     """`{(stage, fingerprint): record}` of all that was accepted."""
     found = {}
     for file in sorted(FOLDER.glob("*.json")):
-        record = read_json(file)
-        if record.get("schema") != SCHEMA:
-            raise UserError(f"{file}: schema {record.get('schema')} is unknown, expected {SCHEMA}")
+        try:
+            record = read_record(file, _Accepted, SCHEMA)
+        except UserError as error:
+            raise UserError(f"{error}; remove it, and accept anew what was accepted") from None
         found[record["stage"], record["fingerprint"]] = record
     return found
 

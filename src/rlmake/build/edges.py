@@ -124,6 +124,9 @@ class Edges:
             self._fault(key, str(error), value)
             return value
         if ENV_CODE.fullmatch(key):
+            if key.endswith(".harness.id") and (fault := revisions.fault_of_harness(value)):
+                self._fault(key, fault, value)
+                return value
             if (found := revisions.of_project(value, self.registry.cache)) is not None:
                 self.revisions[f"code:{value}"] = found
             return value

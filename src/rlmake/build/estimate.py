@@ -14,7 +14,6 @@ from statistics import median
 from typing import Any
 
 from rlmake.build import lease, store
-from rlmake.build.experiments import Run
 from rlmake.build.fingerprint import leaves
 from rlmake.build.registry import Registry
 from rlmake.build.store import Artefact
@@ -80,7 +79,8 @@ class Estimates:
         if alike:
             speed = median(seconds for _, seconds in sorted(alike)[-LATEST:])
             return speed * steps, f"{speed:.3g} s a step, as {min(len(alike), LATEST)} earlier built alike"
-        stated = work.declared.seconds_per_step if isinstance(work.declared, Run) else None
+        runs = (self.registry.runs.get(name) for name in work.facts.get("runs", ()))  # all that this training is
+        stated = max((run.seconds_per_step for run in runs if run and run.seconds_per_step), default=None)
         return (stated * steps, f"{stated:.3g} s a step, as stated") if stated else (None, None)
 
     def _other(self, artefact: Artefact) -> tuple[float | None, str | None]:

@@ -8,11 +8,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import read_json, write_json
+from rlmake.core.jsonio import read_record, write_json
 
 SCHEMA = 1
 NAME = "failure.json"
+
+
+class _Failure(msgspec.Struct):
+    reason: str
+    message: str
+    step: int | None = None
 
 
 def record(folder: Path, reason: str, message: str, step: int | None = None) -> None:
@@ -26,10 +34,10 @@ def read(folder: Path) -> dict[str, Any] | None:
     path = f"{folder}/{NAME}"
     if not os.path.isfile(path):
         return None
-    found = read_json(path)
-    if found.get("schema") != SCHEMA:
-        raise UserError(f"{path}: schema {found.get('schema')} is unknown, expected {SCHEMA}")
-    return found
+    try:
+        return read_record(path, _Failure, SCHEMA)
+    except UserError as error:  # that it failed is certain
+        return {"schema": SCHEMA, "reason": "failed", "step": None, "message": str(error)}
 
 
 def describe(failure: dict[str, Any]) -> str:

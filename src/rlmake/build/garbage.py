@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rlmake.build import lease, plan, publish, store
 from rlmake.build.experiments import FOLDER
 from rlmake.build.explain import published_unit
@@ -21,7 +23,7 @@ from rlmake.build.names import OUTPUTS, WORKING
 from rlmake.build.registry import Registry
 from rlmake.build.store import STORE
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import read_json, write_json
+from rlmake.core.jsonio import read_record, write_json
 
 Unit = tuple[str, str]  # stage and fingerprint
 PINS = STORE / "pins.json"
@@ -78,7 +80,7 @@ def needed(registry: Registry) -> dict[Unit, str]:
             return
         found[unit] = reason
         work = registry.works.get(unit)
-        parents = work.parents if work else _spec(unit).get("parents", [])
+        parents = work.parents if work else _parents(unit)
         for parent in parents:
             keep((parent["stage"], parent["fingerprint"]), f"{_name(registry, unit)} rests on it")
 
@@ -165,14 +167,26 @@ def _prune(folder: Path) -> None:
         folder = folder.parent
 
 
+class _Pin(msgspec.Struct):
+    stage: str
+    fingerprint: str
+    target: str
+    reason: str
+    at: str
+
+
+class _Pins(msgspec.Struct):
+    pins: list[_Pin]
+
+
 def pins() -> list[dict[str, Any]]:
     """What is pinned: records {stage, fingerprint, target, reason, at}."""
     if not PINS.is_file():
         return []
-    record = read_json(PINS)
-    if record.get("schema") != 1:
-        raise UserError(f"{PINS}: schema {record.get('schema')} is unknown, expected 1")
-    return record["pins"]
+    try:
+        return read_record(PINS, _Pins)["pins"]
+    except UserError as error:
+        raise UserError(f"{error}; nothing is removed while it is so: mend it, or remove it and pin anew") from None
 
 
 def pin(unit: Unit, target: str, reason: str) -> None:
@@ -210,6 +224,16 @@ def _spec(unit: Unit) -> dict[str, Any]:
         return store.read_spec(*unit)
     except UserError:
         return {}
+
+
+def _parents(unit: Unit) -> list[dict[str, Any]]:
+    """Raises `UserError` where it is not known what a kept unit rests on."""
+    if not store.spec_path(*unit).exists():
+        return []
+    try:
+        return store.read_spec(*unit)["parents"]
+    except UserError as error:
+        raise UserError(f"{error}; what it rests on is not known then, and nothing is removed") from None
 
 
 def _name(registry: Registry, unit: Unit) -> str:

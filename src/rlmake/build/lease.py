@@ -20,11 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from loguru import logger
 
 from rlmake.core import procs, slurm
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import read_json, write_json
+from rlmake.core.jsonio import read_json, read_record, write_json
 
 SCHEMA = 1
 STALE_AFTER = 60.0  # seconds without a beat, on the observer's clock
@@ -45,6 +46,20 @@ class LeaseLost(UserError):
     exit_code = 5
 
 
+class _Time(msgspec.Struct):
+    seconds: float
+
+
+class _Holder(msgspec.Struct):
+    owner: str
+    node: str
+    machine: str
+    pid: int
+    pid_start: float
+    epoch: int
+    beat: int
+
+
 def machine() -> str:
     """Names what a pid is valid in: this boot of this kernel, this pid namespace. Hostnames repeat, these do not."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -60,11 +75,20 @@ def read(folder: Path) -> dict[str, Any] | None:
 def spent(folder: Path) -> float | None:
     """Seconds of all attempts at the work in a folder: what ended ones have noted, and the beats of one that runs or
     was killed. None where there was none."""
-    time_file, holder = folder / "time.json", read(folder)
-    seconds = read_json(time_file)["seconds"] if time_file.is_file() else None
+    seconds, holder = noted_seconds(folder), read(folder)
     if holder and not holder.get("released"):
         seconds = (seconds or 0.0) + holder["beat"] * BEAT_EVERY
     return seconds
+
+
+def noted_seconds(folder: Path) -> float | None:
+    """What the attempts that ended have noted together, None for nothing. A damaged note is told and counts as none."""
+    path = folder / "time.json"
+    try:
+        return read_record(path, _Time)["seconds"] if path.is_file() else None
+    except UserError as error:
+        logger.warning(f"{error}; the time of earlier attempts is not known")
+        return None
 
 
 def is_gone(record: dict[str, Any]) -> bool:
@@ -271,10 +295,14 @@ def _newest(folder: Path) -> int:
 
 
 def _read(folder: Path, epoch: int) -> dict[str, Any] | None:
+    path = _path(folder, epoch)
     try:
-        record = read_json(_path(folder, epoch))
+        record = read_json(path)
     except UserError:
         return None
-    if record.get("schema") != SCHEMA:
-        raise UserError(f"{_path(folder, epoch)}: schema {record.get('schema')} is unknown, expected {SCHEMA}")
-    return record
+    if isinstance(record, dict) and record.get("schema", SCHEMA) != SCHEMA:  # of another version: not ours to judge
+        raise UserError(f"{path}: schema {record['schema']} is unknown, expected {SCHEMA}")
+    try:
+        return read_record(path, _Holder, SCHEMA)
+    except UserError:
+        return None

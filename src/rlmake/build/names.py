@@ -140,7 +140,8 @@ def parse_target(path: str, runs: Collection[str], grids: Collection[str] = (), 
         return f"{path}: no target; targets are written {OUTPUTS}/<run>/<artefact>{hint}"
     split = next((i for i in range(len(parts), 1, -1) if "/".join(parts[1:i]) in runs), None)
     if split is None:
-        stop = next((i for i, part in enumerate(parts[1:], 1) if part in RESERVED), len(parts) - 1)
+        data = max((i for i, part in enumerate(parts) if i > 1 and part == "data"), default=len(parts) - 1)
+        stop = next((i for i, part in enumerate(parts[1:], 1) if part in RESERVED), data)
         run = "/".join(parts[1:stop])
         if run in grids:
             if (rest := "/".join(parts[stop:])) in GRID_FILES:

@@ -141,7 +141,10 @@ class _Walk:
         if not os.path.isfile(artefact.output):
             return None
         try:
-            return store.faults(artefact, store.read_brief(artefact.output))
+            found = store.faults(artefact, store.read_brief(artefact.output))
+            if not found and not store.same_file(artefact):
+                store.read_brief(artefact.done_path)
+            return found
         except UserError as error:
             return [str(error)]
 

@@ -304,7 +304,10 @@ class Registry:
         found: dict[tuple[str, str, str | None], dict[str, Any]] = {}
         for unit in dict.fromkeys((one.stage, one.fingerprint) for one in store.stored()):
             if store.spec_path(*unit).is_file():
-                spec = store.read_spec(*unit)
+                try:
+                    spec = store.read_spec(*unit)
+                except UserError:  # damaged: written anew by the plan that needs it
+                    continue
                 for run in spec.get("runs", ()):
                     key = (unit[0], run, spec.get("leaf"))
                     found[key] = max(spec, found.get(key, spec), key=lambda one: one["planned_at"])

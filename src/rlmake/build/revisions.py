@@ -29,6 +29,7 @@ SHIPPED = {
     "best": 1,  # the choice of a best checkpoint
     "export": 1,  # checkpoint to weights
 }
+HARNESSES = ("inproc-chat", "inproc-tools")  # rlmake.envs.harnesses
 TASKSETS = {  # rlmake.envs.tasksets with their environments, rewards and tools
     "alphabet-sort": 1,
     "kuhn-exploitability": 1,
@@ -100,6 +101,16 @@ def fault_of_taskset(name: str) -> str | None:
     if name in TASKSETS or _of_verifiers(name) or _find(_leaf(name)) is not None:
         return None
     return f"taskset '{name}': {_no_module(_leaf(name))}{nearest(name, TASKSETS)}"
+
+
+def fault_of_harness(name: str) -> str | None:
+    """Why there is no such harness; None where there is one. Nothing is imported."""
+    own, leaf = _find("verifiers"), _leaf(name)
+    theirs = {path.stem for path in (own / "v1" / "harnesses").iterdir()} if own else set()
+    known = [*HARNESSES, *(one.replace("_", "-") for one in sorted(theirs) if not one.startswith("_"))]
+    if name in HARNESSES or leaf in theirs or _find(leaf) is not None:
+        return None
+    return f"harness '{name}': {_no_module(leaf)}{nearest(name, known)}"
 
 
 def _leaf(name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import content_hash, hash_file, read_json, write_json
+from rlmake.core.jsonio import content_hash, hash_file, read_json, read_record, write_json
 from rlmake.core.rundir import numbered
 
 STORE = Path("outputs/.store")
@@ -90,6 +90,10 @@ class _Spec(msgspec.Struct):
     planned_at: str
     runs: list[str] = []
     steps: list[int] = []
+
+
+class _Damage(msgspec.Struct):
+    faults: list[str]
 
 
 @dataclass(frozen=True, order=True)
@@ -169,11 +173,7 @@ def read_spec(stage: str, fingerprint: str) -> dict[str, Any]:
 
 def spec_at(path: Path) -> dict[str, Any]:
     """Raises `UserError` for a file that is no specification."""
-    spec = read_json(path)
-    found = spec.get("schema") if isinstance(spec, dict) else None
-    if found != SPEC_SCHEMA:
-        raise UserError(f"{path}: schema {found} is unknown, expected {SPEC_SCHEMA}")
-    return _shaped(path, spec, _Spec)
+    return read_record(path, _Spec, SPEC_SCHEMA)
 
 
 def write_spec(spec: dict[str, Any]) -> bool:
@@ -196,18 +196,7 @@ def write_spec(spec: dict[str, Any]) -> bool:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    record = read_json(path)
-    if not isinstance(record, dict) or record.get("schema") != MANIFEST_SCHEMA:
-        raise UserError(f"{path}: not a manifest of schema {MANIFEST_SCHEMA}")
-    return _shaped(path, record, _Manifest)
-
-
-def _shaped(path: Path, record: dict[str, Any], shape: type[msgspec.Struct]) -> dict[str, Any]:
-    try:
-        msgspec.convert(record, shape)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path}: damaged: {error}") from None
-    return record
+    return read_record(path, _Manifest, MANIFEST_SCHEMA)
 
 
 def read_brief(path: Path | str) -> dict[str, Any]:
@@ -224,6 +213,14 @@ def read_brief(path: Path | str) -> dict[str, Any]:
         manifest = read_manifest(Path(path))
         _briefs[key] = {name: manifest.get(name) for name in BRIEF}
     return _briefs[key]
+
+
+def same_file(artefact: Artefact) -> bool:
+    """Whether manifest and done file are one, as they were written."""
+    try:
+        return os.path.samefile(artefact.output, artefact.done_path)
+    except OSError:
+        return False
 
 
 def faults(artefact: Artefact, manifest: dict[str, Any], hashes: bool = False) -> list[str]:
@@ -324,13 +321,20 @@ def withdraw(artefact: Artefact, found: list[str] | None = None) -> None:
 
 def damage(artefact: Artefact) -> str | None:
     """The first fault that `rlmake verify` found in an artefact that was not made again since."""
-    return read_json(artefact.damage_path)["faults"][0] if artefact.damage_path.is_file() else None
+    return _noted(artefact.damage_path)[0] if artefact.damage_path.is_file() else None
 
 
 def noted() -> list[str]:
     """Every fault that `rlmake verify` found in what was not made again since."""
     places = ("*/damaged.json", "train-*/checkpoints/step_*/damaged.json", "train-*/exports/step_*/*.damaged.json")
-    return [fault for place in places for note in sorted(STORE.glob(place)) for fault in read_json(note)["faults"]]
+    return [fault for place in places for note in sorted(STORE.glob(place)) for fault in _noted(note)]
+
+
+def _noted(path: Path) -> list[str]:
+    try:
+        return read_record(path, _Damage)["faults"] or [f"{path}: says nothing"]
+    except UserError as error:  # that there was damage is certain
+        return [str(error)]
 
 
 def manifest_of(made: Artefact, spec: dict[str, Any], files: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from rlmake.build import local, provenance, store
 from rlmake.build.fingerprint import replace_texts
-from rlmake.build.lease import Lease, acquire
+from rlmake.build.lease import Lease, acquire, noted_seconds
 from rlmake.build.store import Artefact
 from rlmake.core.errors import ConfigError, Fault, UserError
-from rlmake.core.jsonio import list_files, read_json, write_json
+from rlmake.core.jsonio import list_files, write_json
 
 
 def once(
@@ -130,7 +130,7 @@ def _files(root: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
 def spent(folder: Path, seconds: float) -> float:
     """Seconds that all attempts of a training took together, this one included."""
     path = folder / "time.json"
-    total = (read_json(path)["seconds"] if path.is_file() else 0.0) + seconds
+    total = (noted_seconds(folder) or 0.0) + seconds
     write_json(path, {"schema": 1, "seconds": total})
     return total
 

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from blake3 import blake3
 
 from rlmake.core.errors import UserError
@@ -32,6 +33,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"canonical JSON holds no {type(value).__name__}")
+
+
+def read_record(path: Path | str, shape: type[msgspec.Struct], schema: int = 1) -> dict[str, Any]:
+    """A record of ours that holds at least what `shape` says. Raises `UserError` naming file and key for one that is
+    damaged or of another schema."""
+    record = read_json(path)
+    found = record.get("schema") if isinstance(record, dict) else None
+    if found != schema:
+        raise UserError(f"{path}: schema {found} is unknown, expected {schema}")
+    try:
+        msgspec.convert(record, shape)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: damaged: {error}") from None
+    return record
 
 
 def plain_copy(value: Any) -> Any:
