@@ -87,9 +87,9 @@ def run(folder: Path, parts: dict, engine: str, transfer: str, options: str = ""
     return folder / "outputs" / "run"
 
 
-def check(run_dir: Path, bound: float, engines: int = 1) -> dict[int, dict]:
-    """Rewards are finite, versions advance, every engine takes each and has what was sent, trainer and engine agree.
-    The metrics by step."""
+def check(run_dir: Path, bound: float, engines: int = 1, line: str = "check_weights: all ") -> dict[int, dict]:
+    """Rewards are finite, versions advance, every engine takes each and has what was sent (`line` in its log), trainer
+    and engine agree. The metrics by step."""
     rows: dict[int, dict] = {}
     for row in read(run_dir / "monitors" / "file" / "metrics.jsonl"):
         rows.setdefault(row.step, {}).update(row.metrics)
@@ -103,7 +103,7 @@ def check(run_dir: Path, bound: float, engines: int = 1) -> dict[int, dict]:
     logs = [log for log in (run_dir / "logs" / "latest").glob("inference*.log") if "frozen" not in log.name]
     assert len(logs) == engines
     for log in logs:
-        assert log.read_text().count("check_weights: all ") == STEPS + 1, log.read_text()[-3000:]
+        assert log.read_text().count(line) == STEPS + 1, log.read_text()[-3000:]
     return rows
 
 
@@ -135,3 +135,12 @@ def test_rl_with_vllm_by_files_and_a_teacher(tmp_path, parts):
 @pytest.mark.timeout(1200)
 def test_rl_with_two_engines_of_vllm_by_a_group(tmp_path, parts):
     check(run(tmp_path, parts, "vllm", GROUP, "data_parallel_size = 2"), 0.01, engines=2)
+
+
+@pytest.mark.skipif("vllm" not in ENGINES, reason="make test-vllm")
+@pytest.mark.timeout(1200)
+def test_rl_with_vllm_and_an_adapter(tmp_path, parts):
+    run_dir = run(tmp_path, parts, "vllm", FILES, more="[trainer.model.lora]\nrank = 4\n")
+    check(run_dir, 0.01, line="weights v")
+    record = json.loads((run_dir / "broadcasts" / f"step_{STEPS}" / "version.json").read_text())
+    assert record["kind"] == "adapter"

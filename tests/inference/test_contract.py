@@ -279,6 +279,20 @@ def lead(server, model):
     return sender, tensors, {"weight_dir": None, "plan": plan, "dtype": "float32", "digests": digests}
 
 
+def test_no_prefix_outlives_its_weights(server, models, restore):
+    """With a salt for each version and without one, also where the prompt is cached."""
+    prompt = [10 + i * 7 % 250 for i in range(300)]
+    for version, name in enumerate("abab"):
+        server.post("/update_weights", {"weight_dir": str(models[name]), "version": version})
+        model = loading.load(models[name], attn=exact.NAME).eval()
+        for salt in (str(version), str(version), None, None):
+            body = {"token_ids": prompt, "sampling_params": {"max_tokens": 4, "logprobs": 1}}
+            ids, values = flat(server.post("/inference/v1/generate", body | ({"cache_salt": salt} if salt else {})))
+            assert server.same((ids, values), (ids, scored(model, [*prompt, *ids])[len(prompt) - 1 :]))
+    if server.engine == "vllm":
+        assert server.metric("vllm:prefix_cache_hits_total") > 0, "nothing was cached: no test of it"
+
+
 def test_a_group_brings_what_files_bring(server, models, restore):
     asked = {"seed": 2, "logprobs": 1, "max_tokens": 20}
     server.post("/update_weights", {"weight_dir": str(models["b"]), "version": 1})

@@ -3,12 +3,27 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
+
+INFERENCE = """
+engine = "vllm"
+python = "{python}"
+server.port = 0
+[vllm]
+model = "{model}"
+served_model_name = "policy"
+max_model_len = 64
+enforce_eager = true
+max_num_seqs = 8
+"""
 
 pytestmark = pytest.mark.usefixtures("vllm_python")
 
@@ -55,11 +70,25 @@ def test_bfloat16_has_a_float32_head_and_no_process_is_left(start, tmp_path):
         time.sleep(0.1)
 
 
-def test_an_engine_that_is_killed_ends_its_server(start, tmp_path):
-    server = start(tmp_path, engine="vllm").wait()
-    os.kill(descendants(server.process.pid)[-1], signal.SIGKILL)
-    assert server.process.wait(300) == 1
-    assert "error: the engine has failed" in server.log.read_text()
+def test_inference_starts_it_and_ends_when_its_engine_is_killed(models, vllm_python, tmp_path):
+    (tmp_path / "inference.toml").write_text(INFERENCE.format(python=vllm_python, model=models["a"]))
+    command = [sys.executable, "-c", "from rlmake.cli.main import inference; inference()", "@", "inference.toml"]
+    log = tmp_path / "log"
+    with open(log, "w") as file:
+        server = subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file)
+    try:
+        deadline = time.monotonic() + 600
+        while not (found := re.search(r"serving policy on (http://\S+)", log.read_text())):
+            assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        client = httpx.Client(base_url=found[1], timeout=60)
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 64
+        assert client.get("/version").json()["version"].startswith("0.")
+        assert client.get("/liveness").status_code == 200
+        os.kill(descendants(server.pid)[-1], signal.SIGKILL)
+        assert server.wait(300) == 1 and "error: the engine has failed" in log.read_text()
+    finally:
+        server.kill()
 
 
 def descendants(pid: int) -> list[int]:

@@ -43,6 +43,7 @@ class Engine:
         app.router.add_get("/health", self.health)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/broadcaster", self.broadcaster)
         app.router.add_post("/pause", self.pause)
         app.router.add_post("/resume", self.resume)
         app.router.add_post("/update_weights", self.update)
@@ -66,6 +67,9 @@ class Engine:
         lines += [f"vllm:{kind}_tokens_total{label} {len(self.requests) * 4}" for kind in ("prompt", "generation")]
         lines += ['vllm:cache_config_info{block_size="16",num_gpu_blocks="256"} 1']
         return web.Response(text="\n".join(lines))
+
+    async def broadcaster(self, _):
+        return web.json_response({"workers": [{"rank": 0, "device": "cuda:0", "nccl": "2.28.9"}]})
 
     async def pause(self, _):
         self.paused = True

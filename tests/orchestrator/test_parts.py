@@ -357,6 +357,36 @@ async def test_damaged_files_reach_an_engine_only_where_it_hashes_them_itself(ou
         await engine.runner.cleanup()
 
 
+async def test_an_engine_with_another_nccl_asks_for_the_same_version_by_files(tmp_path, slow_engine, warnings):
+    def write(folder):
+        (folder / "model.safetensors").write_bytes(b"weights")
+        return {"model.safetensors": blake3(b"weights").hexdigest()}
+
+    def send():
+        meeting = {"session": "x", "backend": "nccl", "nccl": "2.29.7"}
+        sender.offer(0, "nccl", group={"rendezvous": meeting, "plan": [], "dtype": "float32", "digests": None})
+        said = sender.wait_receiver(60)
+        broadcast(sender, 0, write, lambda action: action(), timeout=60)
+        return said["refused"]
+
+    async def nothing(version):
+        pass
+
+    engine, ctx = slow_engine(), RunContext(tmp_path, "run", "run", 1, None, tmp_path, tmp_path)
+    sender = WeightSender(tmp_path, ctx)
+    await engine.start()
+    engines = Engines(ClientConfig(base_url=engine.url), "toy", ctx)
+    await engines.wait_ready()
+    watcher = Watcher(WeightReceiver(tmp_path, ctx), engines, 60, -1, nothing, nothing)
+    try:
+        refused, version = await asyncio.gather(asyncio.to_thread(send), watcher.next())
+    finally:
+        await engines.close()
+        await engine.runner.cleanup()
+    assert refused.endswith("has NCCL 2.28.9, the trainer 2.29.7") and refused.startswith("worker 0 of ")
+    assert version == 0 and engine.loaded == [0] and any("asked for by files" in line for line in warnings)
+
+
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 300, 65_535, 65_536])
 def test_arrays_of_samples_have_numpys_own_values(count):
     draw = random.Random(count)

@@ -57,6 +57,9 @@ class Orchestrator(threading.Thread):
             if (offered := receiver.poll(version)) is None:
                 time.sleep(0.005)
                 continue
+            if receiver.record(offered)["transport"] != "filesystem":
+                receiver.refuse(offered, "another NCCL")
+                continue
             receiver.ack(offered)
             while not (receiver.finished(offered) or self.stop):  # the trainer may have been killed in between
                 time.sleep(0.005)
@@ -215,6 +218,13 @@ def test_what_is_broadcast_is_what_is_saved(config, tmp_path):
         assert tensor.dtype == torch.float32 and torch.equal(tensor, saved[f"model.{name}"])
     state = records.read(step_dir(tmp_path / "run", 2))
     assert state["policy_version"] == 2 and {entry["half"] for entry in state["files"]} == {"trainer", "orchestrator"}
+
+
+def test_a_group_that_is_refused_is_replaced_by_files(config, tmp_path):
+    wanted = {"type": "nccl", "host": "127.0.0.1", "port": 0, "timeout": 60}
+    log, orchestrator = run(config(tmp_path / "run", max_steps=2, weight_broadcast=wanted))
+    assert log.count("weights go by files from here: another NCCL") == 1
+    assert orchestrator.served == [0, 1, 2] and all(kl == 0.0 for _, _, _, kl, _ in trace(tmp_path / "run"))
 
 
 def test_metrics_have_the_pages_names(config, tmp_path):

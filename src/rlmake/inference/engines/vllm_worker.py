@@ -1,5 +1,6 @@
 """What vLLM's workers do for us, as a worker extension: called by name through `collective_rpc`, an answer a worker."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Extension:
-    """Mixed into vLLM's worker class, whose names must not clash with these: each begins with `rlmake_`."""
+    """Mixed into vLLM's worker class, whose names must not clash with these: `rlmake` is in each."""
 
     def rlmake_alive(self) -> bool:
         return True
@@ -32,8 +33,7 @@ class Extension:
         """
         device = torch.device(self.device)
         ahead = device.type == "cuda" and self.parallel_config.world_size == 1
-        source = stream.tensors(paths, device) if ahead else stream.mapped(paths)
-        self.model_runner.reload_weights(weights_iterator=source)
+        self._rlmake_reload(stream.tensors(paths, device) if ahead else stream.mapped(paths))
 
     def rlmake_join(self, rendezvous: dict[str, Any], first: int, world: int, timeout: float) -> str | None:
         """Join the sender's group as rank `first` + this worker's; why not, as text."""
@@ -47,9 +47,16 @@ class Extension:
     def rlmake_receive(self, version: int, plan: Plan, dtype: str) -> None:
         """Take a version from the sender's group."""
         source = self.rlmake_receiver.receive(version, plan, DTYPES[dtype])
-        self.model_runner.reload_weights(weights_iterator=source)
+        self._rlmake_reload(source)
         for _ in source:  # a loader that stops early leaves the sender waiting
             pass
+
+    def _rlmake_reload(self, source: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self.model_runner.reload_weights(weights_iterator=source)
+        for layer in self.model_runner.get_model().modules():
+            # A head tied to the embedding gets no weights: on the CPU it would go on with what it packed before.
+            if hasattr(layer, "cpu_linear") and layer.weight.numel():
+                layer.quant_method.process_weights_after_loading(layer)
 
     def rlmake_digests(self, plan: Plan) -> dict[str, str]:
         """Digests of the parameters as they are served (of those that the CPU packs: as they were given), by the names
