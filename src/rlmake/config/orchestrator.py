@@ -101,7 +101,7 @@ class OnlineEvalConfig(Config):
     @model_validator(mode="after")
     def _share(self):
         if not self.source:
-            raise Refused(("source", "needs at least one source"))
+            raise Refused(("source", 'needs at least one source; eval = "None" in its table does without evaluation'))
         shared = ("sampling", "select", "group_size", "interval")
         for source in self.source:
             inherit(source, {key: getattr(self, key) for key in shared})

@@ -15,20 +15,31 @@ def summary(argv: list[str]) -> int:
     parser.add_argument("--suite", required=True, help="the suite that both were evaluated on")
     args = parser.parse_args(argv)
     root = Path("outputs")
-    print(f"report          {root / args.run / 'report.html'}")
-    for label, run in (("reward before", args.before), ("reward after", args.run)):
-        print(f"{label:<15} {_reward(root / run / 'evals' / args.suite)}   {run}, held-out, suite {args.suite}")
-    weights = root / args.run / "weights"
+    for run in (args.before, args.run):
+        cells = sorted(path.name for path in (root / run).glob("*=*") if path.is_dir())
+        if cells and not (root / run / "evals").exists():
+            raise UserError(f"{run}: is a grid; name one of its cells, as {run}/{cells[0]}")
+    runs = {"reward before": args.before, "reward after": args.run}
+    rewards = {label: _reward(root / run / "evals" / args.suite) for label, run in runs.items()}
+    weights, report = root / args.run / "weights", root / args.run / "report.html"
     if not weights.exists():
-        raise UserError(f"{weights}: not built; build it with: snakemake -c all {weights}")
+        raise _not_there(weights)
+    if report.exists():
+        print(f"report          {report}")
+    for label, run in runs.items():
+        print(f"{label:<15} {rewards[label]}   {run}, held-out, suite {args.suite}")
     print(f"weights         {weights}")
     return 0
+
+
+def _not_there(target: Path) -> UserError:
+    return UserError(f"{target}: is not there; build it, or link what is in the store, with: snakemake -c all {target}")
 
 
 def _reward(evaluation: Path) -> str:
     path = evaluation / "report.json"
     if not path.exists():
-        raise UserError(f"{evaluation}: not built; build it with: snakemake -c all {evaluation}")
+        raise _not_there(evaluation)
     parts = []
     for name, env in jsonio.read_json(path)["envs"].items():
         low, high = env["reward"]["ci95"] or (env["reward"]["mean"],) * 2
