@@ -115,13 +115,24 @@ async def test_a_resume_with_other_sources_and_algorithms(make_run, warnings):
 
 
 async def test_a_resume_with_shorter_rows_than_what_waits(make_run):
-    run = live(make_run, max_steps=4, rewards={"toy": (7, lambda task, ids: float(ids[0] % 7))})
+    """Of a checkpoint in which something waits, which not every one has."""
+    run = live(make_run, max_steps=400, rewards={"toy": (7, lambda task, ids: float(ids[0] % 7))})
     async with run.attempt() as (_, trainer, _, _):
-        while trainer.step < 3 and trainer.error is None:
+        while (step := with_waiting(run)) is None and trainer.error is None:
             await asyncio.sleep(0.002)
     run.raw["seq_len"] = 2
     with pytest.raises(UserError, match=r"orchestrator\.seq_len: 2 is below the \d+ tokens of a rollout that waits"):
-        await run.finish(number=2, resume=checkpoint.newest(run.folder))
+        await run.finish(number=2, resume=step)
+
+
+def with_waiting(run):
+    """The newest complete checkpoint, where rollouts wait in it."""
+    from rlmake.orchestrator.checkpoints import load
+
+    if (step := checkpoint.newest(run.folder)) is None:
+        return None
+    waiting = load(run.folder / f"checkpoints/step_{step}").waiting
+    return step if waiting.queue or any(batch.units for batch in waiting.ahead) else None
 
 
 def checkpoint_state(run, step):
