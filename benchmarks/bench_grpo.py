@@ -53,7 +53,9 @@ def rlmake(model: Path, root: Path, args: argparse.Namespace) -> dict:
     if args.cpu:
         place = {"num_train_gpus": 0, "num_infer_gpus": 0}
     engine = (
-        {} if args.cpu else {"python": args.python, "vllm.max_num_seqs": 2 * BATCH, "vllm.gpu_memory_utilization": 0.6}
+        {}
+        if args.cpu
+        else {"python": args.python, "vllm.max_num_seqs": 2 * args.batch, "vllm.gpu_memory_utilization": 0.6}
     )
     keys = {
         "model.name": model, "max_steps": args.steps, "seq_len": args.seq, "output_dir": run,

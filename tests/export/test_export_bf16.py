@@ -22,7 +22,8 @@ from rlmake.core.errors import RunFailed, UserError
 from rlmake.core.jsonio import write_json
 from rlmake.core.rundir import step_dir
 from rlmake.export import bf16, writer
-from rlmake.export.sources import SCHEMA, TYPES, CheckpointSource, Spec
+from rlmake.export.sources import SCHEMA, CheckpointSource, Spec
+from rlmake.models.layout import TYPES
 
 IDS = torch.tensor([[5, 9, 200, 310, 7, 8]])
 

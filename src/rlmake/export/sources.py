@@ -11,7 +11,6 @@ The trainer half carries `model.json`, all that an export needs beside the tenso
 """
 
 import io
-import json
 import mmap
 import threading
 import warnings
@@ -26,6 +25,7 @@ from safetensors import safe_open
 
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import read_json
+from rlmake.models import layout
 
 SCHEMA = 1
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -205,30 +205,6 @@ class DirectorySource:
             return {name: files[self.weight_map[name]].get_tensor(name) for name in names}
 
 
-# Types of the safetensors format, https://github.com/huggingface/safetensors#format
-TYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
-    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
-
-
 def _header(path: Path) -> dict[str, Spec]:
-    """Types and shapes from a safetensors header, in the order of their offsets; no tensor is read."""
-    try:
-        with open(path, "rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            start = file.tell()
-        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
-        entries.sort(key=lambda item: item[1]["data_offsets"])
-        end = max((entry["data_offsets"][1] for _, entry in entries), default=0)
-        if foreign := next((name for name, entry in entries if entry["dtype"] not in TYPES), None):
-            raise UserError(f"{path}: {foreign} is of type {header[foreign]['dtype']}, expected {', '.join(TYPES)}")
-        found = {name: Spec(TYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in entries}
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
-        raise UserError(f"{path}: not readable as safetensors: {error}") from None
-    if (size := path.stat().st_size) != start + end:
-        raise UserError(f"{path}: not readable as safetensors: {size} bytes, its header promises {start + end}")
-    return found
+    """Types and shapes, in the order in which the tensors lie."""
+    return {entry.name: Spec(entry.dtype, entry.shape) for entry in layout.entries(path)}

@@ -6,7 +6,6 @@ arithmetic). The disk is told at once what to write back.
 """
 
 import ctypes
-import json
 import os
 import re
 from collections import deque
@@ -20,7 +19,8 @@ import torch
 
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import write_json
-from rlmake.export.sources import INDEX, SINGLE, TYPES, Source, Spec
+from rlmake.export.sources import INDEX, SINGLE, Source, Spec
+from rlmake.models import layout
 
 try:
     from rlmake.export import _kernels
@@ -33,7 +33,6 @@ PIECE = 2**19  # elements converted and written at a time
 WRITE_BACK = 2**23  # bytes of a tensor that the disk is told of at a time
 WORKERS = min(4, os.cpu_count() or 1)  # threads, each with a group in memory (where it is not mapped) and a piece
 START_WRITING = 2  # SYNC_FILE_RANGE_WRITE of <linux/fs.h>
-NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 # One source tensor's outputs: `rule(name, spec) -> {name: spec}` before; then `make(name, tensor)` yields pieces
 # (name, piece) of them, each output's elements in order.
@@ -76,8 +75,8 @@ def write_model(
     of each.
     """
     for name, spec in (item for named in outputs.values() for item in named.items()):
-        if spec.dtype not in NAMES:
-            raise UserError(f"tensor {name} is of type {str(spec.dtype)[6:]}, expected {', '.join(TYPES)}")
+        if spec.dtype not in layout.NAMES:
+            raise UserError(f"tensor {name} is of type {str(spec.dtype)[6:]}, expected {', '.join(layout.TYPES)}")
     weight_map: dict[str, str] = {}
     total = parameters = 0
     under_way: deque[tuple[Shard, list[Future]]] = deque()
@@ -112,23 +111,12 @@ class Shard:
 
     def __init__(self, path: Path, specs: dict[str, Spec]):
         self.path, self._specs = path, specs
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        offset = 0
-        for name, spec in sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, natural(item[0]))):
-            header[name] = {
-                "dtype": NAMES[spec.dtype],
-                "shape": list(spec.shape),
-                "data_offsets": [offset, offset + spec.nbytes],
-            }
-            offset += spec.nbytes
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        start = 8 + len(text)
-        self._places = {name: start + entry["data_offsets"][0] for name, entry in header.items() if name in specs}
+        ordered = sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, natural(item[0])))
+        head, self._places = layout.header({name: (spec.dtype, spec.shape) for name, spec in ordered})
         self._written = dict.fromkeys(specs, 0)
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 (`close` does)
         self.close = self._file.close
-        self._put(0, len(text).to_bytes(8, "little") + text)
+        self._put(0, head)
 
     def write(self, name: str, piece: torch.Tensor) -> None:
         """The next elements of a tensor."""

@@ -1,7 +1,6 @@
 """Tensors of safetensors files on their way to a device: read ahead by several threads, through page-locked memory
 where the device is a GPU. The files were checked before: whoever calls this knows that they are whole."""
 
-import json
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,17 +13,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rlmake.core.errors import UserError
+from rlmake.models.layout import Entry, entries
 
 PIECE = 128 << 20  # of tensors that come to the device together
 CHUNK = 16 << 20  # that a thread reads at a time
 READERS = 8
 AHEAD = 2 * READERS  # chunks read or being read
-TYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64, "U32": torch.uint32,
-    "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
-}  # fmt: skip
 
 
 class Piece(NamedTuple):
@@ -33,7 +27,7 @@ class Piece(NamedTuple):
     path: Path
     start: int
     stop: int
-    tensors: list[tuple[str, torch.dtype, list[int], int, int]]  # name, type, shape, and where in the file
+    tensors: list[Entry]
 
 
 def tensors(paths: Sequence[str | Path], device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -82,27 +76,14 @@ def mapped(paths: Sequence[str | Path]) -> Iterator[tuple[str, Tensor]]:
 
 def pieces(path: Path, limit: int = PIECE) -> Iterator[Piece]:
     """The tensors of a file, in its order, by pieces of at most `limit` bytes; a larger one stands alone."""
-    try:
-        with open(path, "rb") as file:
-            base = 8 + (length := int.from_bytes(file.read(8), "little"))
-            if base > path.stat().st_size:
-                raise ValueError("its header is cut")
-            table = json.loads(file.read(length))
-        found = []
-        for name, entry in table.items():
-            if name != "__metadata__":
-                start, stop = entry["data_offsets"]
-                found.append((name, TYPES[entry["dtype"]], entry["shape"], base + start, base + stop))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not readable as safetensors: {error}") from None
-    held: list = []
-    for entry in sorted(found, key=lambda entry: entry[3:]):
-        if held and entry[4] - held[0][3] > limit:
-            yield Piece(path, held[0][3], held[-1][4], held)
+    held: list[Entry] = []
+    for entry in entries(path):
+        if held and entry.stop - held[0].start > limit:
+            yield Piece(path, held[0].start, held[-1].stop, held)
             held = []
         held.append(entry)
     if held:
-        yield Piece(path, held[0][3], held[-1][4], held)
+        yield Piece(path, held[0].start, held[-1].stop, held)
 
 
 def _read(path: Path, start: int, size: int, into: Tensor) -> Tensor:

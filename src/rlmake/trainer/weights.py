@@ -1,6 +1,5 @@
 """Writing the policy's weights, or its adapter, as safetensors for the engines."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlmake.models import lora
+from rlmake.models import layout, lora
 from rlmake.transport.collective import Plan, buckets, plan_of
 
 SHARD_BYTES = 128 << 20  # page-locked memory is taken in powers of two
 WRITERS = 8  # files in memory at a time
 Content = tuple[list[memoryview], Callable[[], None]]
-NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors spells them
 
 
 def write_weights(
@@ -63,15 +61,9 @@ def _content(bucket: Plan, parameters: Iterator[tuple[str, nn.Parameter]], dtype
     Takes the parameters of `bucket`, which come next. From a GPU they are being copied into page-locked memory; in host
     memory they stay where they are.
     """
+    head, _ = layout.header({entry["name"]: (dtype, entry["shape"]) for entry in bucket})
     sizes = [math.prod(entry["shape"]) * dtype.itemsize for entry in bucket]
-    table: dict[str, dict] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for entry, size in zip(bucket, sizes, strict=True):
-        table[entry["name"]] = {"dtype": NAMES[dtype], "shape": entry["shape"], "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(table).encode()
-    text += b" " * (-len(text) % 8)
-    parts, image, at = [memoryview(len(text).to_bytes(8, "little") + text)], None, 0
+    parts, image, at = [memoryview(head)], None, 0
     for size in sizes:
         value = whole(next(parameters)[1], dtype)
         if _elsewhere(value):

@@ -40,7 +40,11 @@ def _files(folder: Path, hashes: dict[str, str]) -> list[dict]:
         if path.is_file() and not path.name.startswith(".") and path.name != RECORD
     }
     return [
-        {"path": name, "size": path.stat().st_size, "blake3": hashes.get(name) or hash_file(path, True, True)}
+        {
+            "path": name,
+            "size": path.stat().st_size,
+            "blake3": hashes.get(name) or hash_file(path, mapped=True, parallel=True),
+        }
         for name, path in paths.items()
     ]
 
