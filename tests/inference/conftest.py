@@ -14,9 +14,10 @@ import pytest
 
 from rlmake.config import InitConfig
 
-# `make test-vllm` sets the second: the same tests against vLLM, in its own environment.
+# `make test-vllm` sets them: the same tests against vLLM, in its own environment. On a GPU: RLMAKE_TEST_DEVICE=cuda.
 ENGINES = os.environ.get("RLMAKE_TEST_ENGINES", "transformers").split(",")
 VLLM_PYTHON = os.environ.get("RLMAKE_VLLM_PYTHON", str(Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"))
+DEVICE = os.environ.get("RLMAKE_TEST_DEVICE", "cpu")
 TOLERANCE = {"transformers": 0.0, "vllm": 1e-4}  # of a logprob in fp32, between runs of different batches
 
 
@@ -41,12 +42,12 @@ def models(tmp_path_factory) -> dict[str, Path]:
 def config(model: Path, folder: Path, engine: str = "transformers", **changes) -> Path:
     """A resolved configuration for `rlmake.inference.server`."""
     table = {
-        "engine": engine, "device": "cpu", "cpu_threads": 1, "server": {"port": 0}, "seed": 3,
+        "engine": engine, "device": DEVICE, "cpu_threads": 1, "server": {"port": 0}, "seed": 3,
         "output_dir": str(folder),
         "vllm": {"model": str(model), "max_model_len": 320, "served_model_name": "policy"},
     }  # fmt: skip
     if engine == "vllm":
-        table["vllm"] |= {"dtype": "float32", "enforce_eager": True, "max_logprobs": -1}
+        table["vllm"] |= {"dtype": "float32", "enforce_eager": True, "max_logprobs": -1, "gpu_memory_utilization": 0.1}
     table["vllm"] |= changes.pop("vllm", {})
     path = folder / "inference.json"
     path.write_text(json.dumps(table | changes))
@@ -57,7 +58,8 @@ class Server:
     """A server process; `client` speaks to it."""
 
     def __init__(self, path: Path, **env: str):
-        self.engine = json.loads(path.read_text())["engine"]
+        table = json.loads(path.read_text())
+        self.engine, self.device = table["engine"], table["device"]
         python = VLLM_PYTHON if self.engine == "vllm" else sys.executable
         self.address = path.parent / "inference.address"
         self.address.unlink(missing_ok=True)
