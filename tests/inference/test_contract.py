@@ -215,7 +215,9 @@ def test_pause_update_resume_with_requests_in_flight(server, models, tmp_path, r
     assert server.metric("vllm:generation_tokens_total") == start + made and server.metric("rlmake:paused") == 1
     assert server.metric("vllm:num_requests_running") == 1 and server.client.get("/liveness").status_code == 200
     folder = offered(models["b"], tmp_path, 1)
-    assert server.post("/update_weights", {"weight_dir": str(folder), "version": 1})["version"] == 1
+    checksum = json.loads((folder / "version.json").read_text())["checksum"]
+    asked = {"weight_dir": str(folder), "version": 1, "checksum": checksum}
+    assert server.post("/update_weights", asked)["version"] == 1
     assert server.metric("rlmake:policy_version") == 1
     server.post("/resume", {})
     thread.join(60)
@@ -245,19 +247,37 @@ def test_bad_updates_leave_the_old_weights(server, models, tmp_path, restore):
         (folder / "model.safetensors").write_bytes(raw)
 
     record = json.loads((good / "version.json").read_text())
+
+    def write(content):
+        return lambda folder: (folder / "version.json").write_text(json.dumps(content))
+
+    def into_folder(folder):
+        (folder / "version.json").unlink()
+        (folder / "version.json").mkdir()
+
+    bare = damaged("bare", lambda folder: (folder / "version.json").unlink())
     cases = {
-        "no such directory": tmp_path / "nowhere",
+        "weight_dir: no such directory": tmp_path / "nowhere",
+        "weight_dir: no such directory: xxx": "x" * 5000,
+        "weight_dir: no such directory: a": "a\0b",
+        "weight_dir: not a directory": good / "version.json",
         "shape": models["c"],
         "missing or damaged": damaged("flipped", flip),
-        "checksum": damaged("record", lambda f: (f / "version.json").write_text(json.dumps(record | {"files": []}))),
+        "checksum": damaged("record", write(record | {"files": []})),
+        "version.json: schema None is unknown": damaged("list", write([])),
+        "version.json: damaged: ": damaged("less", write({"schema": 1, "version": 4})),
+        "version.json: not readable as JSON": damaged("folder", into_folder),
         "not part of": damaged("extra", lambda f: shutil.copy(f / "model.safetensors", f / "model-2.safetensors")),
-        "schema": damaged("schema", lambda f: (f / "version.json").write_text(json.dumps(record | {"schema": 99}))),
+        "schema 99": damaged("schema", write(record | {"schema": 99})),
         "holds version 4": good,
     }
     for message, folder in cases.items():
         asked = 5 if folder == good else 4
         error = server.post("/update_weights", {"weight_dir": str(folder), "version": asked}, 400)["error"]
-        assert message in error["message"] and "\n" not in error["message"]
+        assert message in error["message"] and "\n" not in error["message"] and len(error["message"]) < 500
+    for message, folder in {"version.json: no such file": bare, "not the record of what was offered": good}.items():
+        asked = {"weight_dir": str(folder), "version": 4, "checksum": "0" * 64}
+        assert message in server.post("/update_weights", asked, 400)["error"]["message"]
     server.post("/update_weights", {"version": 5}, 400)
     assert server.same(flat(server.generate(PROMPT, seed=2, logprobs=1, max_tokens=20)), before)
     assert server.metric("rlmake:policy_version") == 0
@@ -375,7 +395,8 @@ def test_an_adapter_is_loaded_replaced_and_exact(start, models, engine, tmp_path
         folders.append(folder)
     server = start(tmp_path / "server", engine=engine, vllm={"enable_lora": True}).wait()
     plain = flat(server.generate(PROMPT, max_tokens=12, logprobs=1, temperature=0))
-    server.post("/load_lora_adapter", {"lora_name": "r4-a16", "lora_path": str(tmp_path / "nowhere")}, 400)
+    error = server.post("/load_lora_adapter", {"lora_name": "r4-a16", "lora_path": str(tmp_path / "nowhere")}, 400)
+    assert "lora_path: no such directory" in error["error"]["message"]
     for folder in folders:
         server.post("/load_lora_adapter", {"lora_name": "r4-a16", "lora_path": str(folder), "load_inplace": True})
         body = {"token_ids": PROMPT, "model": "r4-a16", "sampling_params": {"max_tokens": 12, "logprobs": 1}}

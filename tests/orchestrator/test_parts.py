@@ -17,6 +17,7 @@ from rlmake.config.curriculum import DifficultyPoolSampler
 from rlmake.config.shared import ClientConfig
 from rlmake.config.sources import TrainSource
 from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.jsonio import read_json
 from rlmake.core.rundir import RunContext
 from rlmake.envs import compact
 from rlmake.orchestrator import samples
@@ -291,7 +292,8 @@ async def admin(monkeypatch):
     async def update(request):
         calls.append(await request.json())
         status = codes.pop(0) if codes else 200
-        return web.json_response({"error": "out of luck"}, status=status)
+        said = {"message": "model.safetensors: missing"} if status == 400 else "out of luck"
+        return web.json_response({"error": said}, status=status)
 
     app = web.Application()
     app.router.add_post("/update_weights", update)
@@ -319,6 +321,16 @@ async def test_engine_calls_are_repeated_while_that_can_help(admin, tmp_path):
     with pytest.raises(RunFailed, match=r"/update_weights failed: .*out of luck"):
         await engines.update_weights(tmp_path, 4)
     assert len(calls) == 4
+    codes.append(400)
+    with pytest.raises(RunFailed, match=r"/update_weights failed: model\.safetensors: missing$"):
+        await engines.update_weights(tmp_path, 4)
+    engines.check_files = True  # by a server of ours, of which a checksum is demanded
+    with pytest.raises(UserError, match=r"version\.json: no such file"):
+        await engines.update_weights(tmp_path, 4)
+    WeightSender(tmp_path, engines.ctx).offer(4)
+    await engines.update_weights(tmp_path / "broadcasts/step_4", 4)
+    assert calls[-1]["checksum"] == read_json(tmp_path / "broadcasts/step_4/version.json")["checksum"]
+    assert len(calls) == 6
     await engines.close()
     with pytest.raises(UserError, match="base_url is missing"):
         Engines(ClientConfig.model_construct(base_url=None), "m", engines.ctx)

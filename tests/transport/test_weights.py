@@ -5,9 +5,10 @@ import threading
 import pytest
 
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import read_json
+from rlmake.core.jsonio import read_json, write_json
 from rlmake.core.rundir import RunContext
 from rlmake.transport import WeightReceiver, WeightSender, broadcast
+from rlmake.transport.weights import newest_version
 
 
 def context(tmp_path, run_id="run", attempt=1):
@@ -80,6 +81,48 @@ def test_damaged_file_is_named(tmp_path):
     thread.join(10)
     (tmp_path / "broadcasts/step_1/model.safetensors").write_bytes(b"weightz")
     with pytest.raises(UserError, match=r"model\.safetensors: missing or damaged, weights v1"):
+        receiver.verify(1)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([], r"version\.json: schema None is unknown, expected 1"),
+        ({}, r"version\.json: schema None is unknown, expected 1"),
+        ({"schema": 1}, r"version\.json: damaged: .*run_id"),
+        ({"checksum": None}, r"version\.json: damaged: .*checksum"),
+        ({"files": [{"path": "model.safetensors"}]}, r"version\.json: damaged: .*size.*files\[0\]"),
+    ],
+)
+def test_a_record_that_says_less_than_it_must_is_named(tmp_path, content, said):
+    receiver, sender = WeightReceiver(tmp_path, context(tmp_path)), WeightSender(tmp_path, context(tmp_path))
+    sender.offer(1)
+    path = tmp_path / "broadcasts/step_1/version.json"
+    if isinstance(content, dict) and content.keys() & {"checksum", "files"}:
+        content = read_json(path) | content
+    write_json(path, content)
+    for act in (lambda: receiver.poll(0), lambda: receiver.record(1), lambda: receiver.verify(1)):
+        with pytest.raises(UserError, match=said):
+            act()
+    sender.finish()
+    with pytest.raises(UserError, match=said):
+        newest_version(context(tmp_path))
+
+
+def test_a_record_that_is_not_there_yet_is_waited_for_and_a_foreign_one_left_alone(tmp_path, warnings):
+    receiver, sender = WeightReceiver(tmp_path, context(tmp_path)), WeightSender(tmp_path, context(tmp_path))
+    sender.offer(1)
+    path = tmp_path / "broadcasts/step_1/version.json"
+    assert receiver.poll(0) == 1
+    write_json(path, read_json(path) | {"schema": 2})
+    assert receiver.poll(0) is None and len(warnings) == 1 and "foreign weights refused" in warnings[0]
+    path.unlink()
+    assert receiver.poll(0) is None
+    with pytest.raises(UserError, match=r"version\.json: no such file"):
+        receiver.verify(1)
+    path.mkdir()
+    assert receiver.poll(0) is None
+    with pytest.raises(UserError, match=r"version\.json: not readable as JSON: .*directory"):
         receiver.verify(1)
 
 

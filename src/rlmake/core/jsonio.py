@@ -38,7 +38,11 @@ def _plain(value: Any) -> Any:
 def read_record(path: Path | str, shape: type[msgspec.Struct], schema: int = 1) -> dict[str, Any]:
     """A record of ours that holds at least what `shape` says. Raises `UserError` naming file and key for one that is
     damaged or of another schema."""
-    record = read_json(path)
+    return checked(read_json(path), path, shape, schema)
+
+
+def checked(record: Any, path: Path | str, shape: type[msgspec.Struct], schema: int = 1) -> dict[str, Any]:
+    """As `read_record`, of what was read from `path`."""
     found = record.get("schema") if isinstance(record, dict) else None
     if found != schema:
         raise UserError(f"{path}: schema {found} is unknown, expected {schema}")
@@ -109,7 +113,7 @@ def read_json(path: Path | str) -> Any:
         return json.loads(Path(path).read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable as JSON: {error}") from None
 
 

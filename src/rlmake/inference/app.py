@@ -110,7 +110,7 @@ def make_app(
             plan = [{"name": entry.name, "shape": entry.shape} for entry in asked.plan]
             work = (engine.receive_weights, asked.version, plan, asked.dtype, asked.digests)
         else:
-            work = (engine.update_weights, Path(asked.weight_dir), asked.version)
+            work = (engine.update_weights, Path(asked.weight_dir), asked.version, asked.checksum)
         version = await asyncio.to_thread(*work)
         return _json({"status": "updated", "version": version, "seconds": engine.seconds})
 

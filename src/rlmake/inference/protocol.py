@@ -136,6 +136,7 @@ class UpdateRequest(Fields):
 
     weight_dir: str | None
     version: int | None = Field(None, ge=0)
+    checksum: str | None = None  # of the record that must lie there
     plan: list[PlannedTensor] | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     digests: dict[str, str] | None = None

@@ -1,5 +1,6 @@
 """Reading a weight version that a trainer offers: nothing is served that differs from what was offered."""
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,31 +10,38 @@ from loguru import logger
 from safetensors import SafetensorError, safe_open
 
 from rlmake.core.errors import UserError
-from rlmake.core.jsonio import content_hash, read_json
+from rlmake.core.jsonio import content_hash, read_record
 from rlmake.inference.engines.base import EngineFailed
 from rlmake.models.digest import digest
 from rlmake.models.loading import DTYPES, HEAD, read_weights, weight_files
-from rlmake.transport.weights import RECORD, SCHEMA, damaged
+from rlmake.transport.weights import RECORD, SCHEMA, Record, damaged
 
 Shapes = dict[str, tuple[int, ...]]
 HASHERS = 8  # files read at a time
 
 
-def read_version(folder: Path, version: int | None) -> tuple[dict[str, torch.Tensor], int | None]:
+def read_version(
+    folder: Path, version: int | None, checksum: str | None = None, key: str = "weight_dir"
+) -> tuple[dict[str, torch.Tensor], int | None]:
     """`({name: tensor}, version)` of a directory of safetensors, checked against its `version.json` if it has one.
 
-    Without the record (an exported model) the version is as asked. Raises `UserError` for a directory that is not
-    there, a record of another version, a file that is missing, unlisted or damaged.
+    Without the record (an exported model) the version is as asked; with a `checksum` there must be one that has it.
+    Raises `UserError` for a directory that is not there (naming `key`), a record of another version, a file that is
+    missing, unlisted or damaged.
     """
-    version = check_version(folder, version)
+    version = check_version(folder, version, checksum, key)
     return read_weights(folder), version
 
 
-def check_version(folder: Path, version: int | None) -> int | None:
+def check_version(
+    folder: Path, version: int | None, checksum: str | None = None, key: str = "weight_dir"
+) -> int | None:
     """The version of a directory, every file checked against its record; see `read_version`."""
-    if not folder.is_dir():
-        raise UserError(f"weight_dir: no such directory: {folder}")
-    return _check(folder, version) if (folder / RECORD).is_file() else version
+    if not os.path.isdir(folder):  # False for a name that is none, too
+        raise UserError(f"{key}: {'not a' if os.path.exists(folder) else 'no such'} directory: {str(folder)[:300]}")
+    if checksum is None and not os.path.lexists(folder / RECORD):
+        return version
+    return _check(folder, version, checksum)
 
 
 def shapes_of(folder: Path) -> Shapes:
@@ -72,10 +80,10 @@ def compare(found: Mapping[str, str], expected: Mapping[str, str], where: str) -
     logger.info(f"check_weights: all {len(expected)} tensors are those of {where}")
 
 
-def _check(folder: Path, version: int | None) -> int:
-    record = read_json(folder / RECORD)
-    if record.get("schema") != SCHEMA:
-        raise UserError(f"{folder / RECORD}: schema {record.get('schema')}, expected {SCHEMA}")
+def _check(folder: Path, version: int | None, checksum: str | None) -> int:
+    record = read_record(folder / RECORD, Record, SCHEMA)
+    if checksum not in (None, record["checksum"]):
+        raise UserError(f"{folder / RECORD}: is not the record of what was offered")
     if version is not None and record["version"] != version:
         raise UserError(f"{folder}: holds version {record['version']}, not {version}")
     files = record["files"]

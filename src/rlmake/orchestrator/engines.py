@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 from loguru import logger
 
+from rlmake.core import jsonio
 from rlmake.core.errors import RunFailed, UserError
 from rlmake.core.rundir import RunContext
+from rlmake.transport.weights import RECORD, Record
 
 ATTEMPTS = 10
 PAUSE_SECONDS, UPDATE_SECONDS, ADAPTER_SECONDS = 300.0, 720.0, 60.0
@@ -89,7 +91,10 @@ class Engines:
 
         Seconds by part, as far as engines tell them, of the slowest in each.
         """
-        replies = await self._all("/update_weights", UPDATE_SECONDS, {"weight_dir": str(folder), "version": version})
+        body = {"weight_dir": str(folder), "version": version}
+        if self.check_files:  # without its record nobody would know what it must hold
+            body["checksum"] = jsonio.read_record(folder / RECORD, Record)["checksum"]
+        replies = await self._all("/update_weights", UPDATE_SECONDS, body)
         told = [reply.json().get("seconds", {}) for reply in replies] if self.check_files else []
         return {part: max(seconds.get(part, 0.0) for seconds in told) for seconds in told for part in seconds}
 

@@ -17,8 +17,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from loguru import logger
 
+from rlmake.core import jsonio
 from rlmake.core.errors import UserError
 from rlmake.core.jsonio import content_hash, hash_file, read_json, write_bytes, write_json
 from rlmake.core.rundir import RunContext, broadcast_dir, numbered
@@ -30,6 +32,26 @@ OFFERED, ACCEPTED, STARTED, FINISHED = ".sender_ready", ".receiver_ready", ".sta
 REFUSED = ".receiver_refused"
 TIMEOUT = 1200.0
 POLL_S = 0.005
+
+
+class Offered(msgspec.Struct):
+    """A file of a version."""
+
+    path: str
+    size: int
+    blake3: str
+
+
+class Record(msgspec.Struct):
+    """`version.json`, as far as it is the same for all transports."""
+
+    run_id: str | None
+    attempt: int
+    version: int
+    transport: str
+    kind: str
+    files: list[Offered]
+    checksum: str
 
 
 def _files(folder: Path, hashes: dict[str, str]) -> list[dict]:
@@ -163,11 +185,15 @@ def newest_version(ctx: RunContext) -> tuple[int, Path] | None:
 
 
 def read_record(folder: Path) -> dict | None:
-    """`version.json` of a folder; None where it is not there or not whole."""
+    """`version.json` of a folder; None where it is not there or not whole. Raises `UserError` for one that says less
+    than it must."""
     try:
-        return read_json(folder / RECORD)
+        found = read_json(folder / RECORD)
     except UserError:  # the sender is just making the folder anew
         return None
+    if isinstance(found, dict) and found.get("schema", SCHEMA) != SCHEMA:
+        return found  # left by another version of this program: foreign, not damaged
+    return jsonio.checked(found, folder / RECORD, Record, SCHEMA)
 
 
 def _is_of(record: dict, ctx: RunContext, version: int) -> bool:
@@ -206,7 +232,7 @@ class WeightReceiver:
 
     def record(self, version: int) -> dict:
         """What the sender says about an offered version. Raises `UserError` where it is not readable."""
-        return read_json(broadcast_dir(self.run_dir, version) / RECORD)
+        return jsonio.read_record(broadcast_dir(self.run_dir, version) / RECORD, Record, SCHEMA)
 
     def ack(self, version: int, receivers: list[str] | None = None) -> None:
         """Accept; `receivers`: who will take it in a group, in the order of their ranks."""
@@ -232,7 +258,7 @@ class WeightReceiver:
         `hashes=False`: by their sizes alone, where whoever loads the files hashes them.
         """
         folder = broadcast_dir(self.run_dir, version)
-        for file in read_json(folder / RECORD)["files"]:
+        for file in self.record(version)["files"]:
             if damaged(folder, file, hashes):
                 raise UserError(f"{folder / file['path']}: missing or damaged, weights v{version} cannot be served")
         return folder

@@ -107,7 +107,7 @@ class Engine(Protocol):
     def resume(self) -> None:
         """Go on, running requests on the weights of now."""
 
-    def update_weights(self, folder: Path, version: int | None) -> int:
+    def update_weights(self, folder: Path, version: int | None, checksum: str | None = None) -> int:
         """Load a version from a directory, all or nothing; returns the version served. `UserError` leaves the old."""
 
     def load_adapter(self, folder: Path, name: str) -> int:

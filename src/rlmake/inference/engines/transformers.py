@@ -98,9 +98,9 @@ class TransformersEngine:
     def resume(self) -> None:
         self._command(lambda: setattr(self, "_paused", False))
 
-    def update_weights(self, folder: Path, version: int | None) -> int:
+    def update_weights(self, folder: Path, version: int | None, checksum: str | None = None) -> int:
         begun = time.perf_counter()
-        tensors, found = read_version(folder, version)
+        tensors, found = read_version(folder, version, checksum)
         checked = time.perf_counter()
         served = self._assign(tensors, found, str(folder), None)
         self.seconds = {"check": checked - begun, "load": time.perf_counter() - checked}
@@ -143,7 +143,7 @@ class TransformersEngine:
         return served
 
     def load_adapter(self, folder: Path, name: str) -> int:
-        tensors, found = read_version(folder, None)
+        tensors, found = read_version(folder, None, key="lora_path")
         adapter = lora.read_config(folder)
 
         def assign() -> int:

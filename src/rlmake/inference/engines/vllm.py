@@ -79,9 +79,9 @@ class VllmEngine:
         self._await(self._client.resume_generation())
         self._paused = False
 
-    def update_weights(self, folder: Path, version: int | None) -> int:
+    def update_weights(self, folder: Path, version: int | None, checksum: str | None = None) -> int:
         begun = time.perf_counter()
-        found = check_version(folder, version)
+        found = check_version(folder, version, checksum)
         if self._adapter is not None:
             raise UserError("this server runs an adapter, which belongs to the weights it has; start another one")
         files = loading.weight_files(folder)
@@ -95,7 +95,7 @@ class VllmEngine:
         return self._now(found, str(folder))
 
     def load_adapter(self, folder: Path, name: str = "adapter") -> int:
-        found = check_version(folder, None)
+        found = check_version(folder, None, key="lora_path")
         self._adapter = self._await(vllm_versions.load_adapter(self.openai, name, str(folder)))
         return self._now(found, str(folder))
 
