@@ -109,6 +109,10 @@ def test_default_stops_are_the_models(server, models):
 
 def test_greedy_and_filters_agree(server):
     greedy = flat(server.generate(PROMPT, max_tokens=12, logprobs=1, temperature=0, ignore_eos=True))
+    whole = server.generate(PROMPT, max_tokens=12, logprobs=1, seed=4, ignore_eos=True)
+    for top_k in (300, 2**31, 2**63, 2**70):
+        wide = server.generate(PROMPT, max_tokens=12, logprobs=1, top_k=top_k, seed=4, ignore_eos=True)
+        assert server.same(flat(wide), flat(whole))
     narrow = server.generate(PROMPT, max_tokens=12, logprobs=1, top_k=1, seed=4, ignore_eos=True)
     assert flat(narrow)[0] == greedy[0] and set(flat(narrow)[1]) == {0.0}
     nucleus = server.generate(PROMPT, max_tokens=12, logprobs=1, top_p=1e-6, seed=4, ignore_eos=True)
@@ -432,7 +436,9 @@ def test_errors_are_one_line_of_json(server):
     for body, message in cases:
         error = server.post("/inference/v1/generate", body, 400)["error"]
         assert message in error["message"] and "\n" not in error["message"] and error["code"] == 400
-    assert server.client.post("/inference/v1/generate", content=b"{").status_code == 400
+    for path in ("/inference/v1/generate", "/pause", "/resume", "/update_weights"):
+        for content in (b"{", b"\xff", b'{"mode": ' + b"[" * 100_000):
+            assert server.client.post(path, content=content).status_code == 400
     error = server.post("/inference/v1/generate", {"model": "polcy", "token_ids": PROMPT}, 404)["error"]
     assert "did you mean 'policy'" in error["message"]
     assert server.client.get("/nowhere").status_code == 404
@@ -445,6 +451,8 @@ def test_errors_are_one_line_of_json(server):
     asked = {"lora_name": "r4-a8", "lora_path": "nowhere"}
     assert "enable_lora" in server.post("/load_lora_adapter", asked, 400)["error"]["message"]
     assert "keep" in server.post("/pause", {"mode": "abort"}, 400)["error"]["message"]
+    assert "JSON object" in server.post("/pause", [], 400)["error"]["message"]
+    assert server.metric("rlmake:paused") == 0
     assert server.client.get("/health").status_code == 200
     server.generate(PROMPT, max_tokens=1, presence_penalty=0, repetition_penalty=1.0, min_p=None)
 

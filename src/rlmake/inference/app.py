@@ -92,14 +92,16 @@ def make_app(
 
     @app.post("/pause")
     async def pause(request: Request) -> Response:
-        asked = parse(protocol.PauseRequest, {**request.query_params, **(await _body(request, {}))})
+        said = await _body(request, {})
+        asked = parse(protocol.PauseRequest, {**request.query_params, **said} if isinstance(said, dict) else said)
         if asked.mode != "keep":
             raise Refused(f"mode: this engine pauses with 'keep' only, not '{asked.mode}'")
         await asyncio.to_thread(engine.pause)
         return _json({"status": "paused"})
 
     @app.post("/resume")
-    async def resume() -> Response:
+    async def resume(request: Request) -> Response:
+        await _body(request, {})
         await asyncio.to_thread(engine.resume)
         return _json({"status": "resumed"})
 
@@ -228,7 +230,7 @@ class _Server:
             max_tokens=max(1, limit if max_tokens is None else min(max_tokens, limit)),
             temperature=fields.temperature,
             top_p=fields.top_p,
-            top_k=max(fields.top_k, 0),
+            top_k=min(max(fields.top_k, 0), self.engine.vocab_size),
             min_p=fields.min_p,
             min_tokens=fields.min_tokens,
             seed=fields.seed,
@@ -281,7 +283,7 @@ async def _body(request: Request, default: Any = None) -> Any:
         return default
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(f"the body is not JSON: {error}") from None
 
 
