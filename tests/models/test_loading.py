@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from rlmake.config import InitConfig
 from rlmake.core.errors import UserError
 from rlmake.models import exact, init, loading
+from rlmake.models.text import load_tokenizer
 
 
 def test_transformers_loads_what_init_makes(tiny):
@@ -145,9 +146,54 @@ def test_damaged_directories(tmp_path, tiny):
         loading.load(tmp_path / "m", attn=exact.NAME)
     save_file(load_file(tiny[0] / "model.safetensors"), weights)
     loading.load(tmp_path / "m", attn=exact.NAME)
-    (tmp_path / "m" / loading.INDEX).write_text(json.dumps({"weight_map": {"x": "other.safetensors"}}))
-    with pytest.raises(UserError, match="other"):
+    for index, said in (
+        ({"weight_map": {"x": "other.safetensors"}}, "other"),
+        ([], "index.json: expected 'weight_map'"),
+        ({}, "index.json: expected 'weight_map'"),
+        ({"weight_map": ["model.safetensors"]}, "index.json: expected 'weight_map'"),
+        ({"weight_map": {"x": 3}}, "index.json: expected 'weight_map'"),
+    ):
+        (tmp_path / "m" / loading.INDEX).write_text(json.dumps(index))
+        with pytest.raises(UserError, match=said):
+            loading.load(tmp_path / "m", attn=exact.NAME)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        [], None, "x", {"model_type": "nope"}, {"hidden_size": "x"}, {"hidden_size": -4}, {"num_attention_heads": 0},
+        {"hidden_act": "nope"}, {"pad_token_id": 10**6}, {"vocab_size": 0}, {"dtype": "nope"},
+    ],
+)  # fmt: skip
+def test_a_config_of_odd_shape_is_one_line(tmp_path, tiny, change):
+    shutil.copytree(tiny[0], tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change if isinstance(change, dict) else change))
+    with pytest.raises(UserError, match=r"m: config\.json: .") as error:
         loading.load(tmp_path / "m", attn=exact.NAME)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["[]", '"x"', "null", "{}", "", '{"added_tokens": 3}'])
+def test_a_tokenizer_of_odd_shape_is_one_line(tmp_path, tiny, content):
+    shutil.copytree(tiny[0], tmp_path / "m")
+    (tmp_path / "m" / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"^tokenizer '.*/m': .") as error:
+        load_tokenizer(tmp_path / "m")
+    assert "\n" not in str(error.value)
+
+
+def test_stop_ids_are_tokens(tmp_path, tokenizer):
+    path, end = tmp_path / "generation_config.json", tokenizer.eos_token_id
+    assert loading.stop_ids(tmp_path, tokenizer) == (end,)
+    for stated, ids in ((None, (end,)), ([], (end,)), (7, (7, end)), ([end, 7, 7], (end, 7))):
+        path.write_text(json.dumps({"eos_token_id": stated}))
+        assert loading.stop_ids(tmp_path, tokenizer) == ids
+    odd = [{"eos_token_id": stated} for stated in ("x", [1, "x"], True, {}, 1.5, -3)]
+    for content in ([], 3, None, *odd):
+        path.write_text(json.dumps(content))
+        with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id: expected a token's id"):
+            loading.stop_ids(tmp_path, tokenizer)
 
 
 def test_unknown_hub_id_is_one_line(monkeypatch):

@@ -1,5 +1,8 @@
 """Adapters: what is adapted, names, the exact forward with them, and the files in PEFT's layout."""
 
+import json
+import math
+
 import pytest
 import torch
 from peft import PeftModel
@@ -78,6 +81,26 @@ def test_a_target_that_fits_nothing_is_named(model_dir, targets, message):
     with pytest.raises(UserError, match=r"model\.lora\.target_modules.*") as caught:
         adapted(model_dir, targets)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ([], "expected the settings of an adapter"),
+        ({"peft_type": "IA3"}, "only plain LoRA"),
+        ({"use_dora": True}, "only plain LoRA without biases is known here: use_dora"),
+        ({"target_modules": "all-linear"}, "target_modules must be a list of names"),
+        ({"target_modules": [3]}, "target_modules must be a list of names"),
+        *(({key: "x"}, "expected numbers in r") for key in ("r", "lora_alpha", "lora_dropout")),
+        *(({"r": rank}, "expected numbers in r") for rank in (None, 0, [8], math.inf)),
+    ],
+)
+def test_an_adapters_settings_of_odd_shape_are_named(tmp_path, change, said):
+    lora.write_config(lora.Adapter("base", 8, 16.0, 0.0, ["q_proj"]), tmp_path)
+    path = tmp_path / lora.CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | change if isinstance(change, dict) else change))
+    with pytest.raises(UserError, match=rf"{lora.CONFIG}: {said}"):
+        lora.read_config(tmp_path)
 
 
 def test_the_forward_with_an_adapter_is_exact(model_dir):

@@ -52,8 +52,8 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     folder = locate(name, weights=False)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: {first_line(error)}") from None
+    except Exception as error:  # of transformers' making, and of any kind
+        raise UserError(f"{folder}: config.json: {first_line(error)}") from None
 
 
 def build(
@@ -71,8 +71,11 @@ def load(name: str | Path, *, attn: str, dtype: str = "float32", trust_remote_co
     """The model with its weights, on the CPU, in evaluation mode. Raises `UserError` for missing or odd tensors."""
     config = load_config(name, trust_remote_code=trust_remote_code)
     folder = locate(name)
-    with _NoDraws():
-        model = build(config, attn=attn, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
+    try:
+        with _NoDraws():
+            model = build(config, attn=attn, dtype=dtype, device="cpu", trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise UserError(f"{folder}: config.json: {type(error).__name__}: {first_line(error)}") from None
     assign(model, read_weights(folder), str(folder))
     return model.eval()
 
@@ -146,10 +149,18 @@ def _stacked(tensors: dict[str, torch.Tensor], wanted: dict[str, tuple[int, ...]
     return found
 
 
+def _weight_map(path: Path) -> dict[str, str]:
+    index = read_json(path)
+    found = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise UserError(f"{path}: expected 'weight_map', from tensors to files")
+    return found
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model directory, by its index or as one file. Raises `UserError` where none are."""
     if (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+        names = sorted(set(_weight_map(folder / INDEX).values()))
     elif (folder / SINGLE).is_file():
         names = [SINGLE]
     else:
@@ -238,8 +249,15 @@ def quiet() -> Iterator[None]:
 def stop_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     """Token ids that end a generation: those of generation_config.json and the tokenizer's end of sequence."""
     path = folder / "generation_config.json"
-    stated = read_json(path).get("eos_token_id") if path.is_file() else None
-    ids = [] if stated is None else [stated] if isinstance(stated, int) else list(stated)
+    stated = read_json(path) if path.is_file() else {}
+    ids = stated.get("eos_token_id") if isinstance(stated, dict) else stated
+    ids = [] if ids is None else [ids] if isinstance(ids, int) else ids
+    if (
+        not isinstance(stated, dict)
+        or not isinstance(ids, list)
+        or not all(type(one) is int and one >= 0 for one in ids)
+    ):
+        raise UserError(f"{path}: eos_token_id: expected a token's id or a list of them")
     if tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
     return tuple(dict.fromkeys(ids))

@@ -151,16 +151,24 @@ def read_config(folder: Path) -> Adapter:
     if not path.is_file():
         raise UserError(f"{folder}: no {CONFIG} there, so this is no adapter")
     found = read_json(path)
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected the settings of an adapter")
     odd = [
         key for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save") if found.get(key)
     ]
     if found.get("peft_type") != "LORA" or found.get("bias", "none") != "none" or odd:
         raise UserError(f"{path}: only plain LoRA without biases is known here{': ' + odd[0] if odd else ''}")
     targets = found.get("target_modules")
-    if not isinstance(targets, list) or not targets:
+    if not isinstance(targets, list) or not targets or not all(isinstance(name, str) for name in targets):
         raise UserError(f"{path}: target_modules must be a list of names, not {targets!r}")
     base = str(found.get("base_model_name_or_path") or "")
-    return Adapter(base, int(found["r"]), float(found["lora_alpha"]), float(found.get("lora_dropout", 0.0)), targets)
+    try:
+        rank, alpha, dropout = int(found["r"]), float(found["lora_alpha"]), float(found.get("lora_dropout", 0.0))
+        if rank < 1:
+            raise ValueError
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise UserError(f"{path}: expected numbers in r (1 or more), lora_alpha and lora_dropout") from None
+    return Adapter(base, rank, alpha, dropout, targets)
 
 
 def assign(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:

@@ -15,7 +15,7 @@ def load_tokenizer(source: Any) -> Any:
     try:
         trust = not plain and bool(source.trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # of transformers' making, and of any kind
         raise UserError(f"tokenizer '{name}': {(str(error).strip().splitlines() or ['not loadable'])[0]}") from None
     if not plain and source.chat_template:
         tokenizer.chat_template = template_text(source.chat_template)
