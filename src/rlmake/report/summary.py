@@ -2,9 +2,25 @@
 
 from pathlib import Path
 
+import msgspec
+
+from rlmake.build.experiments import FOLDER
 from rlmake.core import jsonio
 from rlmake.core.arguments import ArgumentParser
-from rlmake.core.errors import UserError
+from rlmake.core.errors import UserError, nearest
+
+
+class _Reward(msgspec.Struct):
+    mean: float | None
+    ci95: tuple[float, float] | None
+
+
+class _Env(msgspec.Struct):
+    reward: _Reward
+
+
+class _Report(msgspec.Struct):
+    envs: dict[str, _Env]
 
 
 def summary(argv: list[str]) -> int:
@@ -19,6 +35,9 @@ def summary(argv: list[str]) -> int:
         cells = sorted(path.name for path in (root / run).glob("*=*") if path.is_dir())
         if cells and not (root / run / "evals").exists():
             raise UserError(f"{run}: is a grid; name one of its cells, as {run}/{cells[0]}")
+        declared = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")}
+        if not (root / run).exists() and not declared & {run, Path(run).parent.as_posix()}:
+            raise UserError(f"{run}: no run{nearest(run, declared)}")
     runs = {"reward before": args.before, "reward after": args.run}
     rewards = {label: _reward(root / run / "evals" / args.suite) for label, run in runs.items()}
     weights, report = root / args.run / "weights", root / args.run / "report.html"
@@ -41,8 +60,11 @@ def _reward(evaluation: Path) -> str:
     if not path.exists():
         raise _not_there(evaluation)
     parts = []
-    for name, env in jsonio.read_json(path)["envs"].items():
-        low, high = env["reward"]["ci95"] or (env["reward"]["mean"],) * 2
-        label = f"{name} " if parts else ""
-        parts.append(f"{label}{env['reward']['mean']:.3f} (95 % {low:.3f} to {high:.3f})")
+    for name, env in jsonio.read_record(path, _Report)["envs"].items():
+        mean, label = env["reward"]["mean"], f"{name} " if parts else ""
+        if mean is None:
+            parts.append(f"{label}–")
+            continue
+        low, high = env["reward"]["ci95"] or (mean, mean)
+        parts.append(f"{label}{mean:.3f} (95 % {low:.3f} to {high:.3f})")
     return ", ".join(parts)
