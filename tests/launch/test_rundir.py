@@ -238,6 +238,10 @@ def test_inputs_that_are_not_there_or_not_readable(tmp_path, monkeypatch):
         return str(refused.value)
 
     assert fault(name="none/of/it.jsonl") == "data.name: none/of/it.jsonl: no such file or directory"
+    monkeypatch.chdir(tmp_path)
+    for link, target in (("gone", "nowhere"), ("round", "round")):
+        Path(link).symlink_to(target)
+        assert fault(name=link) == f"data.name: {link}: a link that leads nowhere"
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != rows)
     assert fault() == f"data.name: {rows}: may not be read"
 

@@ -21,6 +21,8 @@ def fault(key: str, value: str) -> str | None:
         return f"is empty; expected a {'model directory' if match['model'] else 'file or a folder of data'} or a hub id"
     try:
         path = Path(value).expanduser()
+        if path.is_symlink() and not path.exists():
+            return f"{value}: a link that leads nowhere"
         if LOCAL.search(value) and not path.exists():
             return f"{value}: no such file or directory"
         if match["model"] and path.is_dir() and not (path / "config.json").is_file():

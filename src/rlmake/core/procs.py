@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import signal
 import socket
 import sys
@@ -191,8 +192,13 @@ def claim_port(host: str = "127.0.0.1", port: int = 0, key: str = "port") -> soc
     try:
         sock.bind((host, port))
         sock.listen(2048)
-    except OSError as error:
+    except (OSError, TypeError) as error:
         sock.close()
+        if isinstance(error, socket.gaierror | TypeError) or error.errno == errno.EADDRNOTAVAIL:
+            why = error if isinstance(error, TypeError) else error.strerror
+            raise UserError(
+                f"{re.sub('port$', 'host', key)}: {host!r}: {why}; expected an address of this machine"
+            ) from None
         reason = "already in use" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0)
         raise UserError(f"{key}: {host}:{port} is {reason}; choose another port, or 0 for any free one") from None
     return sock
