@@ -165,7 +165,7 @@ class Engines:
                 return reply
             except httpx.HTTPError as error:
                 status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
-                detail = error.response.text[:300] if status else repr(error)
+                detail = _reason(error.response) if status else repr(error)
                 if (status and status < 500) or attempt == attempts or time.monotonic() > deadline:
                     raise RunFailed(f"inference server {client.base_url}: {path} failed: {detail}") from error
                 logger.warning(f"inference server {client.base_url}: {path}: {detail}; trying again")
@@ -174,3 +174,11 @@ class Engines:
 
     async def close(self) -> None:
         await asyncio.gather(*(client.aclose() for client in self.admin))
+
+
+def _reason(reply: httpx.Response) -> str:
+    """What an engine says of a call that failed: the message of OpenAI's shape, else the beginning of the text."""
+    try:
+        return str(reply.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return reply.text[:300]
