@@ -1,6 +1,7 @@
 """What a launch decides before it starts anything: where it resumes, who gets which GPU, what the display shows."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from rlmake import checkpoint
 from rlmake.config import SFTConfig
 from rlmake.config.shared import ResumeConfig
 from rlmake.core import procs
-from rlmake.core.errors import UserError
+from rlmake.core.errors import RunFailed, UserError
 from rlmake.core.rundir import RunContext, step_dir
 from rlmake.launch import train
 from rlmake.launch.attempt import allocate
@@ -168,6 +169,34 @@ def test_a_claimed_port_is_held(tmp_path):
             procs.claim_port(port=port, key="inference.server.port")
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             pass
+
+
+@pytest.mark.parametrize("host", ["a..b", "203.0.113.7", "::zz", "a\0b"])
+def test_a_host_that_is_not_here_is_named_by_its_own_key(host):
+    for key, named in (("inference.server.port", "inference.server.host"), ("address", "address")):
+        with pytest.raises(UserError, match=rf"^{named}: {re.escape(repr(host))}: .*expected an address of this"):
+            procs.claim_port(host, key=key)
+
+
+@pytest.mark.parametrize("case", ["with a checkpoint", "without one", "diverged", "of the build"])
+def test_a_run_that_failed_says_how_to_go_on(case, tmp_path, monkeypatch):
+    """Where there is a checkpoint to go on from, and --resume is the way to do it."""
+    stub, hinted = str(Path(__file__).with_name("stubs.py")), case == "with a checkpoint"
+
+    def start(supervisor, components, cfg):
+        command = [sys.executable, stub, "fail", "76" if case == "diverged" else "1"]
+        supervisor.start("trainer", command, dict(os.environ), tmp_path / "trainer.log", final=True)
+
+    monkeypatch.setattr(train, "_start_sft", start)
+    monkeypatch.setattr(train, "preflight", lambda _: None)
+    if case != "without one":
+        complete(tmp_path / "run", 4)
+    cfg = SFTConfig(max_steps=9)
+    given = {"argv": [], "files": [], "resume": "auto", "run_name": "x"}
+    with pytest.raises(RunFailed, match="ValueError: the reason") as failed:
+        train.run("sft", cfg, tmp_path / "run", fingerprint="f" * 16 if case == "of the build" else None, **given)
+    hint = "the same command with --resume goes on behind step 4"
+    assert (str(failed.value).splitlines()[-1] == hint) == hinted and ("--resume" in str(failed.value)) == hinted
 
 
 def test_follower_gives_whole_lines_once(tmp_path):

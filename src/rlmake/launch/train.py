@@ -12,7 +12,7 @@ from rlmake import checkpoint, monitors
 from rlmake.config import InferenceConfig, RLConfig, SFTConfig
 from rlmake.config.shared import ResumeConfig
 from rlmake.config.sources import OnlineEvalSource, TrainSource
-from rlmake.core.errors import UserError
+from rlmake.core.errors import RunFailed, UserError
 from rlmake.core.rundir import RunContext
 from rlmake.launch import rundir
 from rlmake.launch.allocation import Allocation
@@ -89,6 +89,11 @@ def run(
         except RunStopped as stopped:
             stopped.progressed = (checkpoint.newest(run_dir) or 0) > start.own_step
             raise
+        except RunFailed as failed:
+            step = None if fingerprint or type(failed) is not RunFailed else checkpoint.newest(run_dir, hashes=False)
+            if step is None:
+                raise
+            raise RunFailed(f"{failed}\nthe same command with --resume goes on behind step {step}") from failed
         finally:
             logger.remove(sink)
 
