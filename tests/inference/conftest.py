@@ -124,6 +124,11 @@ def engine(request) -> str:
     return request.param
 
 
+@pytest.fixture
+def device() -> str:
+    return DEVICE
+
+
 @pytest.fixture(scope="session", params=ENGINES)
 def server(request, models, tmp_path_factory):
     path = config(models["a"], tmp_path_factory.mktemp("server"), request.param, check_weights=True)

@@ -71,6 +71,8 @@ def set_environment(cfg: Any) -> None:
             defaults["TORCHDYNAMO_DISABLE"] = "1"
         if cfg.check_weights:
             defaults[vllm_versions.KEEP_GIVEN] = "1"
+    elif cfg.vllm.dtype == "float32":  # else attention multiplies with TF32: logprobs are off by 0.002
+        defaults["TRITON_F32_DEFAULT"] = "ieee"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
