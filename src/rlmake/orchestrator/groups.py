@@ -82,4 +82,5 @@ class Groups:
         if not samples:
             return None
         numbers = {key: v for key, v in row.items() if isinstance(v, float) and not key.startswith("timing/")}
+        numbers |= {"is_trainable": 1.0, "is_admitted": 1.0}  # of what is shipped, for which this is kept
         return Unit(samples, group.env, trace.agent.name, group.index, group.version, version, group.frozen, numbers)
