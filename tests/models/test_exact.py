@@ -108,6 +108,23 @@ def test_engine_and_trainer_score_alike():
     assert not entropy.requires_grad
 
 
+@pytest.mark.parametrize("head_dim", [32, 20])
+def test_tabulated_angles_are_the_bits_of_computed_ones(head_dim):
+    model = model_of(head_dim=head_dim)
+    rotary, x = model.model.rotary_emb, torch.zeros(1)
+    asked = [torch.randperm(1000)[None], *(torch.tensor([[n]]) for n in (0, 1, 15, 16, 999)), torch.arange(37)[None]]
+    computed = [rotary(x, positions) for positions in asked]
+    exact.tabulate(model, 1000)
+    assert isinstance(model.model.rotary_emb, exact.RotaryTable)
+    for positions, (cos, sin) in zip(asked, computed, strict=True):
+        found = model.model.rotary_emb(x, positions)
+        assert torch.equal(found[0], cos) and torch.equal(found[1], sin)
+    scaled = model_of(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    before = scaled.model.rotary_emb
+    exact.tabulate(scaled, 1000)
+    assert scaled.model.rotary_emb is before, "its angles depend on the longest position of a call"
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_logprobs_and_their_gradients_against_float64(keep, monkeypatch):
     from rlmake.models import logprobs

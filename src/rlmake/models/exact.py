@@ -238,6 +238,26 @@ def run(
     return output.last_hidden_state[0]
 
 
+class RotaryTable(nn.Module):
+    """A rotary embedding whose angles are computed once for each position instead of at every call: the same bits."""
+
+    def __init__(self, rotary: nn.Module, length: int, dtype: torch.dtype):
+        super().__init__()
+        positions = torch.arange(up(length))[None]
+        self._cos, self._sin = (table[0] for table in rotary(torch.empty(0, dtype=dtype), positions))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._cos[position_ids], self._sin[position_ids]
+
+
+def tabulate(model: nn.Module, length: int) -> None:
+    """Give a model that generates up to `length` positions a `RotaryTable`, where its angles depend on nothing else."""
+    part = backbone(model)
+    rotary = getattr(part, "rotary_emb", None)
+    if getattr(rotary, "rope_type", None) == "default":
+        part.rotary_emb = RotaryTable(rotary, length, model.dtype)
+
+
 @dataclass(frozen=True)
 class SelfTest:
     """What `self_test` found: the greatest difference of a logprob between the ways to compute it; 0 means exact."""

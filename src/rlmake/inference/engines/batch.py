@@ -46,6 +46,7 @@ class Batch:
     def __init__(self, model: torch.nn.Module, tokenizer: Any, slots: int, max_len: int, fp32_head: bool):
         self.model, self.tokenizer, self.slots, self.fp32_head = model, tokenizer, slots, fp32_head
         self.cache = exact.KVCache.make(model.config, slots, max_len, model.dtype)
+        exact.tabulate(model, max_len)
         self.running: list[Sequence] = []
         self.refresh_head()
 
