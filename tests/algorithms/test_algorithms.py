@@ -61,13 +61,14 @@ async def test_failed_rollouts_leave_before_the_mean(make, reward):
     "algo", [configs.GRPOConfig(), configs.MaxRLConfig(), configs.RAEConfig(decay=0.0)], ids=lambda a: a.type
 )
 async def test_unscored_and_timed_out_rollouts_give_no_credit(make, algo):
-    """A reward that is None, ±inf or NaN, a rollout or an episode out of time: none moves a mean or a baseline."""
-    spoiled = [make.episode(make.simple(1.0)) for _ in range(5)]
+    """A reward that is no finite float32, a rollout or an episode out of time: none moves a mean or a baseline."""
+    spoiled = [make.episode(make.simple(1.0)) for _ in range(6)]
     spoiled[0].traces[0].rewards["r"] = None
     spoiled[1].traces[0].rewards["r"].score = math.inf
     spoiled[2].traces[0].is_timeout = True
     spoiled[3].is_timeout = True
     spoiled[4].traces[0].agent.trainable = False
+    spoiled[5].traces[0].rewards["r"].score = 1e39
     good = [make.episode(make.simple(0.25, 1)), make.episode(make.simple(0.75, 1))]
     mixed, alone = algorithm(algo), algorithm(algo)
     await score(mixed, [spoiled[0], good[0], *spoiled[1:], good[1]])
@@ -75,7 +76,7 @@ async def test_unscored_and_timed_out_rollouts_give_no_credit(make, algo):
     again = [make.episode(make.simple(0.25, 1)), make.episode(make.simple(0.75, 1))]
     await score(alone, again)
     assert with_spoiled == advantages(again) and mixed.state_dict() == alone.state_dict()
-    assert advantages(spoiled) == [None] * 5
+    assert advantages(spoiled) == [None] * 6
 
 
 async def test_groups_keep_apart_however_they_arrive(make):

@@ -438,6 +438,12 @@ def test_others_may_draw_as_they_like():
     parsed("EvalConfig", sampling={"extra_body": extra})
 
 
+def test_lag_without_deterministic_is_said():
+    (text,) = parsed("RLConfig", orchestrator__lag=1, deterministic=False).orchestrator.warnings()
+    assert "orchestrator.lag = 1 counts with" in text
+    assert not parsed("RLConfig", orchestrator__lag=1, deterministic=True).orchestrator.warnings()
+
+
 def test_group_size_1_is_said():
     """R01: legal, and nothing would be trained."""
     (text,) = parsed("RLConfig", orchestrator__train__group_size=1).orchestrator.warnings()

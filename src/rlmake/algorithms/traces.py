@@ -4,7 +4,6 @@ Nodes hold `advantages` and `reference_logprobs` compactly (one value per sample
 aligned to all their tokens. A node that several branches share is stamped once.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -44,13 +43,16 @@ def sampled_tokens(trace: vf.Trace) -> int:
     return sum(node.mask.count(True) for node in trainable_nodes(trace))
 
 
+LARGEST = 3.4028234663852886e38  # a float32
+
+
 def settle(episode: vf.Episode) -> None:
     """Decide an episode's standing before credit: a failed, timed-out or unscored part fails all of it.
 
-    An unscored reward (None) or one that is no finite number is recorded as the error `RewardError`.
+    An unscored reward (None) or one that is no finite number in float32 is recorded as the error `RewardError`.
     """
     for trace in episode.traces:
-        bad = [name for name, reward in trace.rewards.items() if reward is None or not math.isfinite(reward.value)]
+        bad = [name for name, reward in trace.rewards.items() if reward is None or not abs(reward.value) <= LARGEST]
         if trace.ok and bad:
             trace.ok = False
             trace.errors.append(vf.Error(type="RewardError", message=f"no finite reward: {', '.join(sorted(bad))}"))

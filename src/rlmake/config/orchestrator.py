@@ -197,7 +197,8 @@ class OrchestratorConfig(Config):
     def warnings(self) -> list[str]:
         """What is allowed, and hardly meant."""
         compared = [s for s in self.train.source if s.group_size == 1 and s.algo.type in ("grpo", "max_rl")]
-        return [
+        idle = [f"orchestrator.lag = {self.lag} counts with orchestrator.deterministic = true alone"]
+        return (idle if self.lag and not self.deterministic else []) + [
             f"orchestrator.train: source '{source.name}' has group_size = 1, and '{source.algo.type}' compares the "
             "rollouts of a group: every advantage is zero, nothing will be trained"
             for source in compared
