@@ -1,11 +1,13 @@
 """Each algorithm on hand-made episodes: which tokens get which signal."""
 
 import math
+import re
 
 import pytest
 from aiohttp import web
 
 from rlmake.algorithms import ALGORITHMS, AlgorithmContext, Endpoint, build
+from rlmake.algorithms.prefill import Prefill
 from rlmake.algorithms.traces import sampled_tokens, set_advantages, settle, trainable_traces
 from rlmake.config import algo as configs
 from rlmake.core.errors import RunFailed, UserError
@@ -288,3 +290,32 @@ def test_a_list_must_have_one_value_per_sampled_token(make):
     assert [node.advantages for node in trace.nodes] == [None, [1, 2], None, [3, 4], [5]]
     with pytest.raises(ValueError, match="4 advantages for 5 sampled tokens"):
         set_advantages(trace, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ("nothing", "no positions scored, 2 sent"),
+        ([None], "1 positions scored, 2 sent"),
+        ([None, None], "no log-probability of token 9 at position 1: None"),
+        ([None, {}], "token 9 at position 1"),
+        ([None, [-0.5]], "token 9 at position 1"),
+        ([None, {"7": {"logprob": -0.5}}], "token 9 at position 1"),
+        ([None, {"9": {"logprob": None}}], "token 9 at position 1"),
+        ([None, {"9": {"logprob": float("nan")}}], "token 9 at position 1"),
+        ([None, {"9": {"logprob": 0.5}}], "token 9 at position 1"),
+    ],
+)
+async def test_scores_that_are_not_of_the_tokens_sent_are_none(monkeypatch, rows, fault):
+    """A server that answers with something else must not train anybody."""
+    monkeypatch.setattr("asyncio.sleep", _no_sleep)
+
+    class Other(Scorer):
+        async def generate(self, request):
+            return web.json_response({"prompt_logprobs": rows})
+
+    async with Other() as server:
+        scorer = Prefill(Endpoint(server.url, "teacher"), "algo.teacher")
+        with pytest.raises(RunFailed, match=re.escape(fault)):
+            await scorer.logprobs([4, 9])
+        await scorer.close()

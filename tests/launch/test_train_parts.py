@@ -1,11 +1,13 @@
 """What a launch decides before it starts anything: where it resumes, who gets which GPU, what the display shows."""
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,10 +15,11 @@ from rlmake import checkpoint
 from rlmake.config import SFTConfig
 from rlmake.config.shared import ResumeConfig
 from rlmake.core import procs
-from rlmake.core.errors import RunFailed, UserError
+from rlmake.core.errors import ConfigError, RunFailed, UserError
 from rlmake.core.rundir import RunContext, step_dir
 from rlmake.launch import train
 from rlmake.launch.attempt import allocate
+from rlmake.launch.inputs import check_frozen
 from rlmake.launch.placement import environment, gpu_ids, require_gpus, torchrun
 from rlmake.launch.progress import Display, Follower
 from rlmake.launch.resume import Start, link_checkpoints, starting_point
@@ -237,3 +240,35 @@ def test_gpus_that_are_not_there_are_said_in_one_line(monkeypatch):
     with pytest.raises(UserError, match="2 GPUs are wanted and this host has none") as error:
         require_gpus(2)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "policy", "frozen", "other"),
+    [
+        ("teacher", {"a": 0, "b": 1}, {"a": 0, "b": 1, "c": 2}, None),
+        ("teacher", {"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 1}, "'c' has the id 2 in {policy}, none in {frozen}"),
+        ("sampling.source", {"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 1}, None),
+        ("sampling.source", {"a": 0, "b": 1}, {"a": 1, "b": 0}, "'a' has the id 0 in {policy}, 1 in {frozen}"),
+        ("sampling.source", {"a": 0}, None, None),
+    ],
+)
+def test_a_frozen_model_must_know_the_tokens(tmp_path, part, policy, frozen, other):
+    """What the policy writes the teacher reads; what a source writes the policy learns."""
+    names = {}
+    for name, tokens in (("policy", policy), ("frozen", frozen)):
+        folder = tmp_path / name
+        folder.mkdir()
+        names[name] = str(folder)
+        if tokens is not None:
+            added = [{"content": "<end>", "id": 9}]
+            (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": added}))
+    model = SimpleNamespace(name=names["frozen"], base_url="http://x/v1")
+    cfg = SimpleNamespace(
+        tokenizer=SimpleNamespace(name=names["policy"]), frozen_models=lambda: [(f"train.algo.{part}", model)]
+    )
+    if other is None:
+        check_frozen(cfg)
+        return
+    with pytest.raises(ConfigError, match=re.escape(other.format(**names))) as refused:
+        check_frozen(cfg)
+    assert f"orchestrator.train.algo.{part}.name" in str(refused.value)

@@ -23,7 +23,7 @@ from rlmake.envs import compact
 from rlmake.orchestrator import samples
 from rlmake.orchestrator.background import run_with
 from rlmake.orchestrator.curriculum import AdvantageRange, DifficultyPool, Standard
-from rlmake.orchestrator.engines import Engines
+from rlmake.orchestrator.engines import Engines, await_answer
 from rlmake.orchestrator.metrics import off_policy, stats
 from rlmake.orchestrator.queue import Queue
 from rlmake.orchestrator.records import Unit
@@ -308,6 +308,19 @@ async def admin(monkeypatch):
 
     monkeypatch.setattr("rlmake.orchestrator.engines.asyncio", SimpleNamespace(sleep=no_sleep, gather=asyncio.gather))
     yield url, codes, calls
+    await runner.cleanup()
+
+
+async def test_the_server_of_a_frozen_model_is_waited_for(unused_tcp_port):
+    """Whatever it answers: what it serves is for the first request to find out."""
+    url = f"http://127.0.0.1:{unused_tcp_port}/v1"
+    with pytest.raises(RunFailed, match=rf"teacher\.base_url: no server answers at {url}"):
+        await await_answer("teacher.base_url", url, 0.0)
+    waiting = asyncio.create_task(await_answer("teacher.base_url", url, 600.0))
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+    await asyncio.wait_for(waiting, 30)
     await runner.cleanup()
 
 

@@ -258,6 +258,17 @@ def test_what_a_custom_loss_must_return(tmp_path, body, said):
         losses.compute(pi, streams, streams.counts(), rl, token_wise)
 
 
+@pytest.mark.parametrize("metrics", ["None", "{'mine': 'text'}", "{'mine': None}"])
+def test_what_the_metrics_of_a_custom_loss_must_be(tmp_path, metrics):
+    file = tmp_path / "own.py"
+    body = f"return LossOutputs(inputs.trainer_logprobs.sum(), {metrics})"
+    file.write_text(f"from rlmake.trainer.losses import LossOutputs\ndef loss(inputs):\n    {body}\n")
+    rl, token_wise = losses.build(CustomLossConfig(import_path=f"{file}:loss"))
+    pi, streams = example()
+    with pytest.raises(UserError, match=r"own\.py:loss' must return its metrics as a table of tensors or numbers"):
+        losses.compute(pi, streams, streams.counts(), rl, token_wise)
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

@@ -255,6 +255,17 @@ def test_a_log_probability_that_is_not_a_number_stops_the_run(config, tmp_path, 
     assert "step 3 diverged" in log and records.newest(path) == 2
 
 
+def test_a_token_that_the_model_does_not_have(config, tmp_path):
+    """Of a model with another tokenizer; on a GPU it would be an assertion of the device."""
+
+    def spoil(step: int, row: MicroBatch) -> None:
+        if step == 2:
+            row.input_ids[0] = 1 << 20
+
+    log, _ = run(config(tmp_path / "run"), code=2, spoil=spoil)
+    assert "batch of step 2: token 1048576 is beyond the model's vocabulary of" in log and "Traceback" not in log
+
+
 def test_asked_to_leave_it_saves_and_leaves_with_75(config, tmp_path):
     path = tmp_path / "run"
     metrics = path / "monitors" / "file" / "metrics.jsonl"

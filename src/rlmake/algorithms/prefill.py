@@ -1,8 +1,10 @@
 """Log-probabilities that a served model gives to known tokens: one prefill request per sequence."""
 
 import asyncio
+import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 from loguru import logger
@@ -11,6 +13,8 @@ from rlmake.algorithms.base import Endpoint
 from rlmake.core.errors import RunFailed
 
 ATTEMPTS = 6
+ROUNDING = 1e-3  # by which a log-probability may be above 0
+PASSING = (408, 429)  # refusals that a later request may not meet
 
 
 class Prefill:
@@ -42,15 +46,18 @@ class Prefill:
             try:
                 reply = await self._client.post("/inference/v1/generate", json=body)
                 reply.raise_for_status()
-                return _first_entries(reply.json()["prompt_logprobs"], len(token_ids))
+                return _given_tokens(reply.json()["prompt_logprobs"], token_ids)
             except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-                refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+                detail, refused = repr(error), False
+                if isinstance(error, httpx.HTTPStatusError):
+                    status = error.response.status_code
+                    detail = f"{status} {error.response.text[:200]}"
+                    refused = status < 500 and status not in PASSING
                 if refused or attempt == ATTEMPTS - 1:
-                    detail = error.response.text[:200] if isinstance(error, httpx.HTTPStatusError) else repr(error)
                     raise RunFailed(
                         f"{self.who} at {self.endpoint.base_url} did not score {len(token_ids)} tokens: {detail}"
                     ) from error
-                logger.warning(f"{self.who} at {self.endpoint.base_url}: {error!r}, trying again")
+                logger.warning(f"{self.who} at {self.endpoint.base_url}: {detail}; trying again")
                 await asyncio.sleep(min(10.0, 2.0**attempt))
         raise AssertionError
 
@@ -58,12 +65,18 @@ class Prefill:
         await self._client.aclose()
 
 
-def _first_entries(rows: list, expected: int) -> list[float]:
-    """Per position the first entry is the given token's; it is `{id: {"logprob": x, …}}`, or null for the first."""
-    if len(rows) != expected:
-        raise ValueError(f"{len(rows)} positions scored, {expected} sent")
-    values = []
-    for row in rows:
-        entry = next(iter(row.values())) if row else 0.0
-        values.append(float(entry["logprob"] if isinstance(entry, dict) else entry))
+def _given_tokens(rows: Any, token_ids: Sequence[int]) -> list[float]:
+    """The given token's value per position, of rows `{id: {"logprob": x, …}}`; the first position counts as 0."""
+    if not isinstance(rows, list) or len(rows) != len(token_ids):
+        found = len(rows) if isinstance(rows, list) else "no"
+        raise ValueError(f"{found} positions scored, {len(token_ids)} sent")
+    values = [0.0] * len(rows)
+    for position, (token, row) in enumerate(zip(token_ids, rows, strict=True)):
+        if position == 0:
+            continue
+        entry = row.get(str(token)) if isinstance(row, dict) else None
+        value = entry.get("logprob") if isinstance(entry, dict) else entry
+        if not isinstance(value, int | float) or not math.isfinite(value) or value > ROUNDING:
+            raise ValueError(f"no log-probability of token {token} at position {position}: {str(row)[:100]}")
+        values[position] = float(value)
     return values

@@ -1,14 +1,15 @@
 """What a start needs on this machine, looked at before anything heavy is imported: models, data, tasks."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlmake.build import edges, local, names, revisions
-from rlmake.config import dump
+from rlmake.config import OrchestratorConfig, dump
 from rlmake.config.fields import Config
-from rlmake.core import jsonl
-from rlmake.core.errors import ConfigError, Fault
+from rlmake.core import jsonio, jsonl
+from rlmake.core.errors import ConfigError, Fault, UserError
 
 
 def check_inputs(cfg: Config, files: Sequence[Path], built: bool = True) -> None:
@@ -39,6 +40,39 @@ def check_rows(*sources: tuple[str, Iterable[Any]]) -> None:
     ]
     if faults:
         raise ConfigError(faults)
+
+
+def check_frozen(cfg: OrchestratorConfig) -> None:
+    """The tokens that one of policy and frozen model writes must be the other's too, as far as both are directories
+    here. Raises `ConfigError`."""
+    faults = {}
+    for key, model in cfg.frozen_models():
+        policy, frozen = _vocabulary(cfg.tokenizer.name), _vocabulary(model.name)
+        if not policy or not frozen:
+            continue
+        teaches = key.endswith(".teacher")  # it reads what the policy writes
+        written, read = (policy, frozen) if teaches else (frozen, policy)
+        other = next((token for token, number in written.items() if read.get(token) != number), None)
+        if other is not None:
+            numbers = (
+                f"{policy.get(other, 'none')} in {cfg.tokenizer.name}, {frozen.get(other, 'none')} in {model.name}"
+            )
+            text = f"not the policy's tokenizer: '{other}' has the id {numbers}; expected a model with the same tokens"
+            faults.setdefault((model.name, teaches), Fault(text, f"orchestrator.{key}.name"))
+    if faults:
+        raise ConfigError(list(faults.values()))
+
+
+@functools.cache
+def _vocabulary(name: str) -> dict[str, int]:
+    """Ids by token of a tokenizer that lies in the directory `name`; empty where none can be read."""
+    try:
+        read = jsonio.read_json(Path(name) / "tokenizer.json")
+        tokens = read["model"]["vocab"]
+        known = {token: i for i, (token, *_) in enumerate(tokens)} if isinstance(tokens, list) else dict(tokens)
+        return known | {token["content"]: token["id"] for token in read.get("added_tokens", ())}
+    except (UserError, KeyError, TypeError, ValueError):
+        return {}
 
 
 def _code(key: str, value: str) -> str | None:

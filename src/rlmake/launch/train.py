@@ -18,7 +18,7 @@ from rlmake.launch import rundir
 from rlmake.launch.allocation import Allocation
 from rlmake.launch.attempt import Attempt, allocate, record
 from rlmake.launch.components import Components, check_port
-from rlmake.launch.inputs import check_rows
+from rlmake.launch.inputs import check_frozen, check_rows
 from rlmake.launch.interpreter import check_python
 from rlmake.launch.nodes import NodeComponents, over_nodes
 from rlmake.launch.placement import gpu_ids, require_gpus
@@ -147,6 +147,7 @@ def preflight(cfg: TrainConfig) -> None:
             if model.base_url is None and not Path(model.name).is_dir():
                 text = f"'{model.name}' is no directory; a server that knows it by this name needs base_url"
                 raise UserError(f"orchestrator.{key}.name: {text}")
+        check_frozen(cfg.orchestrator)
         gpu_ids(place.num_train_gpus, skip=_skipped_gpus(cfg))
         require_gpus(place.num_train_gpus + _skipped_gpus(cfg))
     else:

@@ -176,6 +176,24 @@ class Engines:
         await asyncio.gather(*(client.aclose() for client in self.admin))
 
 
+async def await_answer(key: str, url: str, timeout: float) -> None:
+    """Until something answers HTTP at `url` (ending in /v1), whatever it says: the server of a frozen model, which may
+    still be starting. Raises `RunFailed` after `timeout` seconds."""
+    deadline, told = time.monotonic() + timeout, False
+    async with httpx.AsyncClient(timeout=10.0) as client:
+        while True:
+            try:
+                await client.get(f"{url.rstrip('/')}/models")
+                return
+            except httpx.HTTPError as error:
+                if time.monotonic() > deadline:
+                    raise RunFailed(f"{key}: no server answers at {url} ({error!r})") from error
+            if not told:
+                logger.info(f"waiting for the server of {key} at {url}")
+                told = True
+            await asyncio.sleep(0.25)
+
+
 def _reason(reply: httpx.Response) -> str:
     """What an engine says of a call that failed: the message of OpenAI's shape, else the beginning of the text."""
     try:

@@ -21,7 +21,7 @@ from rlmake.orchestrator.accounts import Accounts
 from rlmake.orchestrator.asynchronous import Asynchronous
 from rlmake.orchestrator.background import run_with
 from rlmake.orchestrator.batches import Packer
-from rlmake.orchestrator.engines import Engines
+from rlmake.orchestrator.engines import Engines, await_answer
 from rlmake.orchestrator.evaluation import Evaluator
 from rlmake.orchestrator.groups import Groups
 from rlmake.orchestrator.health import LoopLag, Warnings, advise
@@ -187,6 +187,7 @@ class Orchestrator:
         self.accounts, self.window, self.progress = Accounts(names), Window(names), Progress()
         self.clock, self.lag, self.warnings, self.useful = Clock(time.monotonic), LoopLag(), Warnings(), 0
         await self.engines.wait_ready()
+        await self._await_frozen()
         self.steering = Steering(config, self.engines)
         await self.steering.open()
         self.envs = await self._connect("train", config.train.source)
@@ -233,6 +234,15 @@ class Orchestrator:
         self.sender = transport.open_sender(config.rollout_transport, ctx, keep=2 + self.collector.lag)
         self.checkpoints = checkpoints.Checkpoints(config, ctx, self.collector.lag, self._capture)
         self._restore()
+
+    async def _await_frozen(self) -> None:
+        """The servers of frozen models, which the user may have started only now."""
+        found = {}
+        for key, model in self.config.frozen_models():
+            if key.startswith("train.source.") and model.base_url is not None:  # train.algo may be used by no source
+                found.setdefault(model.base_url, f"orchestrator.{key}.base_url")
+        timeout = self.config.model.client.wait_for_ready_timeout
+        await asyncio.gather(*(await_answer(key, url, timeout) for url, key in found.items()))
 
     async def _connect(self, split: str, sources: list[Any]) -> dict[str, EnvHandle]:
         return await connect_all(self.ctx, split, sources)

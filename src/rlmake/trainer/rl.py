@@ -73,6 +73,7 @@ def step(
     world, device, clock = training.world, training.world.device, training.clock
     start = time.perf_counter()
     with clock.measure("load_data"):
+        check_tokens(batch, training.model_config.vocab_size)
         rows = [mine(training, *of_micro_batch(micro_batch)) for micro_batch in batch.micro_batches]
         counts = global_counts(world, batch, rows)
     statistics, scalars = TokenStatistics(), []
@@ -104,6 +105,16 @@ def step(
     if metrics.get("entropy/all/mean"):
         metrics["kl_ent_ratio/mean"] = metrics.get("mismatch_kl/all/mean", 0.0) / metrics["entropy/all/mean"]
     return metrics | performance(rate, flops, peak_flops(device), world)
+
+
+def check_tokens(batch: Batch, size: int) -> None:
+    """Every token must be one of the model's. Raises `UserError`."""
+    largest = max((int(np.max(rows.input_ids, initial=0)) for rows in batch.micro_batches), default=0)
+    if largest >= size:
+        raise UserError(
+            f"batch of step {batch.step}: token {largest} is beyond the model's vocabulary of {size}; rollouts must "
+            "come from a model with the same tokenizer (algo.sampling.source), and the renderer must use it too"
+        )
 
 
 def mine(training: Training, row: PackedRow, streams: losses.Streams, envs: np.ndarray) -> tuple:

@@ -38,4 +38,9 @@ def _checked(function: Callable[[LossInputs], Any], path: str, inputs: LossInput
             f"trainer.loss.import_path: '{path}' must return LossOutputs with the sum as its loss, a tensor of no "
             f"dimension; it gave a {type(outputs).__name__}{shape}"
         )
-    return LossOutputs(outputs.loss, {name: torch.as_tensor(value) for name, value in outputs.metrics.items()})
+    try:
+        return LossOutputs(outputs.loss, {name: torch.as_tensor(value) for name, value in outputs.metrics.items()})
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"trainer.loss.import_path: '{path}' must return its metrics as a table of tensors or numbers: {error}"
+        ) from None
