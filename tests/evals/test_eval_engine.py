@@ -34,6 +34,16 @@ async def test_another_model_and_another_runs_engine_are_refused(base_url):
         await await_model(ClientConfig(), base_url, "m", run_id="run-2")
 
 
+async def test_a_server_that_lists_no_models(base_url):
+    """Told at once, with the way out; a URL without its /v1 is the usual reason."""
+    root = base_url.removesuffix("/v1")
+    with pytest.raises(
+        UserError, match=r"/models is not there \(404\); expected a URL that ends in /v1; .*skip_model_check"
+    ):
+        await await_model(ClientConfig(), root, "m")
+    assert await await_model(ClientConfig(skip_model_check=True), root, "m") == "m"
+
+
 async def test_nobody_answers():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

@@ -230,7 +230,7 @@ def test_difficulty_pools():
     again = DifficultyPool(4, DifficultyPoolSampler(unseen_weight=0.0), "env")
     again.load_state_dict(sampler.state_dict())
     assert [again.next(i) for i in range(50)] == [sampler.next(i) for i in range(50)]
-    with pytest.raises(UserError, match="weight 0, there is none to draw"):
+    with pytest.raises(UserError, match="weight 0 or not tried yet, with unseen_weight = 0: there is none"):
         DifficultyPool(4, DifficultyPoolSampler(unseen_weight=0.0), "env").next(0)
     with pytest.raises(UserError, match="needs a taskset that ends"):
         DifficultyPool(None, DifficultyPoolSampler(), "env")

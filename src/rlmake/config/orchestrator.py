@@ -198,11 +198,20 @@ class OrchestratorConfig(Config):
         """What is allowed, and hardly meant."""
         compared = [s for s in self.train.source if s.group_size == 1 and s.algo.type in ("grpo", "max_rl")]
         idle = [f"orchestrator.lag = {self.lag} counts with orchestrator.deterministic = true alone"]
-        return (idle if self.lag and not self.deterministic else []) + [
-            f"orchestrator.train: source '{source.name}' has group_size = 1, and '{source.algo.type}' compares the "
-            "rollouts of a group: every advantage is zero, nothing will be trained"
-            for source in compared
-        ]
+        return (
+            (idle if self.lag and not self.deterministic else [])
+            + [
+                f"orchestrator.train: source '{source.name}' has group_size = 1, and '{source.algo.type}' compares the "
+                "rollouts of a group: every advantage is zero, nothing will be trained"
+                for source in compared
+            ]
+            + [
+                f"orchestrator.train: source '{source.name}' has curriculum.gates, and '{source.algo.type}' gives no "
+                "advantage to reject: they admit every group"
+                for source in self.train.source
+                if source.curriculum.gates and source.algo.signal != "rl"
+            ]
+        )
 
     def reclassified(self) -> dict[str, FieldClass]:
         """`lag` counts in deterministic mode alone, which leaves no place for the staleness bound and other pacing."""

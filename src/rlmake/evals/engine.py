@@ -67,6 +67,14 @@ def roots(client: Any, base_url: str) -> list[httpx.AsyncClient]:
     return [httpx.AsyncClient(base_url=url.rstrip("/").removesuffix("/v1"), **given) for url in urls]
 
 
+def _unlisted(base_url: str, status: int) -> str:
+    end = "" if base_url.endswith("/v1") else "expected a URL that ends in /v1; "
+    return (
+        f"client.base_url: {base_url}/models is not there ({status}); {end}for a server that lists no models give "
+        "client.skip_model_check = true and the model's name"
+    )
+
+
 async def _models(client: Any, base_url: str) -> list[dict[str, Any]]:
     deadline = time.monotonic() + client.wait_for_ready_timeout
     told = False
@@ -76,6 +84,10 @@ async def _models(client: Any, base_url: str) -> list[dict[str, Any]]:
                 reply = await http.get(f"{base_url}/models")
                 if reply.status_code in (401, 403):
                     raise UserError(f"client: {base_url} refuses the key in ${client.api_key_var}: {reply.status_code}")
+                if reply.status_code in (404, 405):  # it answers, and waiting changes nothing
+                    if client.skip_model_check:
+                        return []
+                    raise UserError(_unlisted(base_url, reply.status_code))
                 reply.raise_for_status()
                 return [card for card in reply.json()["data"] if isinstance(card.get("id"), str)]
             except (httpx.HTTPError, ValueError, KeyError, AttributeError, TypeError) as error:

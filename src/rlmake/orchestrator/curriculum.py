@@ -79,7 +79,8 @@ class DifficultyPool:
         weights = np.full(len(self.rewards), float(self.config.unseen_weight))
         weights[seen] = self.pool_weights[self._pools(self.rewards[seen])]
         if weights.sum() <= 0:
-            raise UserError(f"source '{self.env}': every task is in a pool of weight 0, there is none to draw")
+            unseen = "" if seen.all() else " or not tried yet, with unseen_weight = 0"
+            raise UserError(f"source '{self.env}': every task is in a pool of weight 0{unseen}: there is none to draw")
         cumulative = np.cumsum(weights)
         at = random.Random(derive(self.config.seed, "difficulty_pool", self.env, draw)).random() * cumulative[-1]
         return int(np.searchsorted(cumulative, at, side="right"))
