@@ -101,10 +101,10 @@ class Engine:
 
 
 class Env(EnvHandle):
-    """Tasks are numbers; a rollout is one request. `reward(task, ids)`; None fails the episode."""
+    """Tasks are numbers; a rollout is one request. `reward(task, ids)`; None fails the episode. `shape` makes one."""
 
-    def __init__(self, name, tasks, reward):
-        self.name, self.tasks, self.reward = name, tasks, reward
+    def __init__(self, name, tasks, reward, shape=None):
+        self.name, self.tasks, self.reward, self.shape = name, tasks, reward, shape or _episode
         self.client = aiohttp.ClientSession()
 
     def num_tasks(self):
@@ -127,7 +127,7 @@ class Env(EnvHandle):
         reward = self.reward(task.index, reply["ids"])
         if reward is None:
             return self.failed(task, "ProviderError", "scripted")
-        return _episode(self.name, task, reply, reward)
+        return self.shape(self.name, task, reply, reward)
 
     async def close(self):
         await self.client.close()

@@ -87,11 +87,11 @@ METRICS = (
     # every rollout metric per subset, statistic and environment
     Metric("train/{agg}/{subset}/num_total_tokens/{stat}", "orch", "train", "Tokens of a rollout."),
     Metric("train/{agg}/{subset}/num_input_tokens/{stat}", "orch", "train", "Tokens that were not sampled."),
-    Metric("train/{agg}/{subset}/num_output_tokens/{stat}", "orch", "train", "Sampled tokens."),
+    Metric("train/{agg}/{subset}/num_output_tokens/{stat}", "orch", "train", "Sampled tokens, summed over branches."),
     Metric("train/{agg}/{subset}/num_turns/{stat}", "orch", "train", "Turns."),
     Metric("train/{agg}/{subset}/num_branches/{stat}", "orch", "train", "Branches."),
     Metric("train/{agg}/{subset}/{agent}/reward/{stat}", "orch", "train", "Reward by role."),
-    Metric("train/{agg}/{subset}/{agent}/rewards/{name}/{stat}", "orch", "train", "A part of the reward."),
+    Metric("train/{agg}/{subset}/{agent}/rewards/{name}/{stat}", "orch", "train", "A part of the reward, unweighted."),
     Metric(
         "train/{agg}/{subset}/{agent}/metrics/{name}/{stat}",
         "orch",

@@ -1,5 +1,6 @@
 """The numbers of one trace, by the names under which the metrics report them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import verifiers.v1 as vf
@@ -9,20 +10,33 @@ from rlmake.orchestrator.records import Group
 STAGES = ("boot", "setup", "agent", "finalize", "scoring")
 
 
-def trace_facts(episode: vf.Episode, group: Group) -> list[dict[str, Any]]:
-    """One row per trace: floats by metric name, and the strings `env` and `agent`.
+def trace_facts(episode: vf.Episode, group: Group, agents: Sequence[str]) -> list[dict[str, Any]]:
+    """One row per trace: floats by metric name, the strings `env` and `agent`, and two marks. `first`: the episode's
+    first row, for shares of rollouts. `scored`: its reward counts; that of an agent that does not train only where none
+    does.
 
-    An episode without traces gives one row, so that every dispatched rollout is counted.
+    An episode without traces gives one row, so that every dispatched rollout is counted; its agent is that of the
+    environment's `agents` where there is only one.
     """
     if not episode.traces:
-        errors = {f"error/{error.type}": 1.0 for error in episode.errors[-1:]}
-        empty = float(any(error.type == "EmptyEpisode" for error in episode.errors))
-        head = {"env": group.env, "agent": "", "is_timeout": float(episode.is_timeout), "is_empty": empty}
-        return [head | {"has_error": 1.0, "is_trainable": 0.0, "is_admitted": 0.0} | errors]
-    rows = [_of_trace(trace, group) for trace in episode.traces]
+        rows = [_without_trace(episode, group, agents[0] if len(agents) == 1 else "")]
+    else:
+        rows = [_of_trace(trace, group) for trace in episode.traces]
+    none_trains = not any(trace.agent.trainable for trace in episode.traces)
+    for trace, row in zip(episode.traces, rows, strict=False):
+        row["scored"] = trace.agent.trainable or none_trains
     for error in episode.errors[-1:]:
         rows[0][f"error/{error.type}"] = 1.0
+    for number, row in enumerate(rows):
+        row["first"] = number == 0
+    rows[0]["is_empty"] = max(row["is_empty"] for row in rows)
     return rows
+
+
+def _without_trace(episode: vf.Episode, group: Group, agent: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"env": group.env, "agent": agent, "has_error": 1.0, "is_timeout": float(episode.is_timeout)}
+    row |= dict.fromkeys(("is_truncated", "is_completed", "is_trainable", "is_admitted"), 0.0)
+    return row | {"is_empty": float(any(error.type == "EmptyEpisode" for error in episode.errors))}
 
 
 def _of_trace(trace: vf.Trace, group: Group) -> dict[str, Any]:

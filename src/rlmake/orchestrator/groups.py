@@ -60,7 +60,7 @@ class Groups:
         for sample, episode in sorted(group.episodes.items()):
             self.recorder.credited(rollout_name(group, sample), episode)
             trainable = {id(trace) for trace in trainable_traces(episode)}
-            rows = trace_facts(episode, group)
+            rows = trace_facts(episode, group, self.algorithms[group.env].context.agents)
             for number, (trace, row) in enumerate(zip(episode.traces, rows, strict=False)):
                 if id(trace) not in trainable:
                     continue

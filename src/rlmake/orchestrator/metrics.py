@@ -28,7 +28,7 @@ class Window:
     def add(self, group: Group, facts: list[Facts], units: list[Unit], admitted: bool) -> None:
         self.facts += facts
         self.rollouts += group.size
-        self.groups.append((group.env, [row["reward"] for row in facts if not row["has_error"] and "reward" in row]))
+        self.groups.append((group.env, [row["reward"] for row in facts if not row["has_error"] and row["scored"]]))
 
     def report(self, units: Sequence[Unit], step: int, cancelled: Mapping[str, int]) -> dict[str, float]:
         """Metrics of the period that ends with shipping `units` as batch `step`. CPU work; call it off the event loop.
@@ -55,16 +55,18 @@ class Window:
         for scope in ("all", *self.envs):
             mine = [fact for fact in self.facts if scope in ("all", fact["env"])]
             cancelled = sum(given_up.values()) if scope == "all" else given_up[scope]
-            total = len(mine) + cancelled
+            first = [fact for fact in mine if fact["first"]]
+            total = len(first) + cancelled
             if total:
-                row[f"errored_rollouts/{scope}"] = sum(fact["has_error"] for fact in mine) / total
-                row[f"empty_rollouts/{scope}"] = sum(fact.get("is_empty", 0.0) for fact in mine) / total
+                row[f"errored_rollouts/{scope}"] = sum(fact["has_error"] for fact in first) / total
+                row[f"empty_rollouts/{scope}"] = sum(fact["is_empty"] for fact in first) / total
                 row[f"cancelled_rollouts/{scope}"] = cancelled / total
             clean = [fact for fact in mine if not fact["has_error"]]
-            names = {"reward": "reward", "seq_len": "num_total_tokens", "num_turns": "num_turns"}
+            row |= _mean(f"reward/{scope}", [fact["reward"] for fact in clean if fact["scored"]])
+            names = {"seq_len": "num_total_tokens", "num_turns": "num_turns"}
             names |= {"num_branches": "num_branches", "is_truncated": "is_truncated"}
             for name, key in names.items():
-                row |= _mean(f"{name}/{scope}", [fact[key] for fact in clean if key in fact])
+                row |= _mean(f"{name}/{scope}", [fact[key] for fact in clean])
             row |= _mean(f"is_timeout/{scope}", [fact["is_timeout"] for fact in mine])
         return row
 
@@ -104,14 +106,16 @@ def _scope(prefix: str, facts: list[Facts]) -> dict[str, float]:
 
 
 def _agent(prefix: str, facts: list[Facts], clean: list[Facts]) -> dict[str, float]:
-    """Rewards and metrics over clean traces, a missing reward part counting as 0; rates over all of them."""
+    """Rewards and metrics over clean traces, a missing reward part counting as 0 in environments that have it; rates
+    over all of them."""
     keys = sorted({key for fact in facts for key in fact})
     row = stats(f"{prefix}/reward", (fact["reward"] for fact in clean))
     for flag in FLAGS:
         row |= _mean(f"{prefix}/{flag}", [fact[flag] for fact in facts if flag in fact])
     for key in keys:
         if key.startswith("rewards/"):
-            row |= stats(f"{prefix}/{key}", (fact.get(key, 0.0) for fact in clean))
+            envs = {fact["env"] for fact in facts if key in fact}
+            row |= stats(f"{prefix}/{key}", (fact.get(key, 0.0) for fact in clean if fact["env"] in envs))
         elif key.startswith(("metrics/", "timing/")):
             row |= stats(f"{prefix}/{key}", (fact[key] for fact in clean if key in fact))
         elif key.startswith(SHARES):
@@ -143,20 +147,26 @@ class Progress:
 
     def __init__(self):
         self.totals = {"tokens": 0, "input_tokens": 0, "output_tokens": 0, "rollouts": 0, "tasks": 0}
+        self.last = ""  # trace that was shipped last: its group, and its rollout, may go on in the next batch
 
     def add(self, units: Sequence[Unit]) -> dict[str, float]:
         """Count a shipped batch; its metrics."""
-        batch = {
-            "tokens": sum(unit.tokens for unit in units),
-            "input_tokens": int(sum(unit.facts.get("num_input_tokens", 0) for unit in units)),
-            "output_tokens": int(sum(unit.facts.get("num_output_tokens", 0) for unit in units)),
-            "rollouts": len(units),
-            "tasks": len({unit.group for unit in units}),
-        }
+        tokens = sum(unit.tokens for unit in units)
+        output = sum(int(sample.mask.sum()) for unit in units for sample in unit.samples)
+        batch = {"tokens": tokens, "input_tokens": tokens - output, "output_tokens": output}
+        for depth, name in ((3, "rollouts"), (2, "tasks")):  # <env>/<draw>/<rollout>[/<trace>]
+            found = {_head(unit.name, depth) for unit in units}
+            batch[name] = len(found)
+            self.totals[name] -= _head(self.last, depth) in found
+        self.last = units[-1].name if units else self.last
         for name, count in batch.items():
             self.totals[name] += count
         row = {f"progress/{name}": float(count) for name, count in batch.items()}
         return row | {f"progress/total_{name}": float(count) for name, count in self.totals.items()}
+
+
+def _head(name: str, depth: int) -> str:
+    return "/".join(name.split("/")[:depth])
 
 
 class Clock:

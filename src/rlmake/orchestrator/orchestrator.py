@@ -111,12 +111,12 @@ class Orchestrator:
         useful, self.useful = self.useful, 0
         self.clock.add("save_ckpt", self.checkpoints.seconds)
         self.clock.add("eval", self.evaluator.seconds)
-        self.clock.add("wait_for_policy", max(0.0, self.watcher.waited - self.evaluator.seconds))
+        self.clock.add("wait_for_policy", self.watcher.waited)
         self.checkpoints.seconds = self.watcher.waited = 0.0
         window, self.window = self.window, Window(self.window.envs)
-        row = self.clock.report()
-        row |= await off_loop(window.report, units, step, self.accounts.cancelled_by_env())
-        row |= counted | self.accounts.report() | self.evaluator.report()
+        cancelled = self.accounts.cancelled_by_env()
+        row = self.clock.report() | counted | self.accounts.report() | self.evaluator.report()  # all of one moment
+        row |= await off_loop(window.report, units, step, cancelled)
         row |= self.collector.metrics() | self.lag.report()
         row |= {"off_policy/dropped": float(self.queue.dropped), "window/useful": float(useful)}
         row |= {"queue/traces": float(len(self.queue)), "queue/tokens": float(self.queue.tokens)}
@@ -145,6 +145,7 @@ class Orchestrator:
             "algorithms": {name: algorithm.state_dict() for name, algorithm in self.algorithms.items()},
             "collector": self.collector.state_dict(),
             "totals": dict(self.progress.totals),
+            "last": self.progress.last,
         }
         return state, list(self.queue.units)
 
@@ -168,6 +169,7 @@ class Orchestrator:
                 algorithm.load_state_dict(state["algorithms"][name])
         self.collector.load_state_dict(state["collector"])
         self.progress.totals |= state["totals"]
+        self.progress.last = state.get("last", "")
         self.queue.extend(waiting.queue)
 
     def _background(self) -> list[Any]:

@@ -36,7 +36,8 @@ class Watcher:
         self.changed = asyncio.Event()  # set and replaced at every new version
         self.seconds: dict[str, float] = {}  # of the last update, by phase
         self.parts: dict[str, float] = {}  # of these the engines' own, by files
-        self.waited = 0.0  # seconds that `reach` and `wait` took since the last report
+        self.waited = 0.0  # seconds of `reach` and `wait` since the last report, without those within `on_installed`
+        self._busy, self._since = 0.0, 0.0  # seconds of it before the present one, and when that began; 0: none
 
     async def next(self) -> int:
         """Wait for the next offer, however long, and install it; the version."""
@@ -62,7 +63,11 @@ class Watcher:
         served = time.monotonic()
         self.seconds = {"receive": received - offered, "update": served - received}
         logger.debug(f"weights v{version} served after {served - offered:.3f} s")
-        await self.on_installed(version)
+        self._since = served
+        try:
+            await self.on_installed(version)
+        finally:
+            self._busy, self._since = self._busy + time.monotonic() - served, 0.0
         self.installed = version
         event, self.changed = self.changed, asyncio.Event()
         event.set()
@@ -111,12 +116,17 @@ class Watcher:
                 )
             await asyncio.sleep(POLL_SECONDS)
 
+    def _idle(self) -> float:
+        """A clock that stands still while `on_installed` runs."""
+        now = time.monotonic()
+        return now - self._busy - (now - self._since if self._since else 0.0)
+
     async def reach(self, version: int) -> None:
         """Receive here until `version` is served. Lock-step; not beside `follow`."""
-        start = time.monotonic()
+        start = self._idle()
         while self.version < version:
             await self.next()
-        self.waited += time.monotonic() - start
+        self.waited += self._idle() - start
 
     async def follow(self) -> None:
         """Receive for ever, in the background."""
@@ -125,10 +135,10 @@ class Watcher:
 
     async def wait(self, version: int) -> None:
         """Until `follow` has brought `version`."""
-        start = time.monotonic()
+        start = self._idle()
         while self.version < version:
             await self.changed.wait()
-        self.waited += time.monotonic() - start
+        self.waited += self._idle() - start
 
     async def settled(self, version: int) -> None:
         """Until `version` is there and its evaluations have ended."""
