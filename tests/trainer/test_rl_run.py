@@ -15,6 +15,7 @@ import pytest
 import torch
 from test_sft_run import ledger, tensors
 from trainer_worlds import Ranks, one_rank
+from transformers import AutoModelForCausalLM
 
 from rlmake import checkpoint as records
 from rlmake.config import TrainerConfig, parse
@@ -239,6 +240,60 @@ def test_metrics_have_the_pages_names(config, tmp_path):
     }
     wanted |= {"time/save_ckpt"}
     assert wanted <= row.keys(), wanted - row.keys()
+
+
+def test_the_values_of_a_step_are_those_of_plain_torch(config, tmp_path, model_dir):
+    """Two ranks, a sampler that is off: numbers over tokens, loss and gradient norm, sequence by sequence
+    in the model of transformers."""
+    made: dict[str, MicroBatch] = {}
+
+    def spoil(step: int, row: MicroBatch) -> None:
+        noise = np.random.default_rng(len(row.input_ids)).normal(scale=1.5, size=len(row.input_ids))
+        noise[::3] += 6.0  # far enough for the trust region: |π − μ| > eps
+        row.inference_logprobs[:] = np.minimum(row.inference_logprobs + noise, -1e-3) * row.loss_mask
+        made[row.sample_ids[0]] = row
+
+    run(config(tmp_path / "run", max_steps=1, loss={"type": "ipo", "eps": 0.3}), ranks=2, spoil=spoil)
+    found = next(row.metrics for row in read(tmp_path / "run") if row.producer == "trainer")
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    loss, tokens = torch.zeros(()), []  # of each trained token: environment, entropy, mismatch KL, whether masked
+    for row in made.values():
+        ends = np.cumsum(row.sequence_lengths)
+        for start, end, env in zip(ends - row.sequence_lengths, ends, row.env_names, strict=True):
+            ids, mu, advantage, mask, temperature = (
+                torch.from_numpy(values[start:end].copy())
+                for values in (row.input_ids, row.inference_logprobs, row.advantages, row.loss_mask, row.temperatures)
+            )
+            logp = (model(input_ids=ids[None].long()).logits[0, :-1] / temperature[1:, None]).log_softmax(-1)
+            pi, mu, mask = logp.gather(1, ids[1:, None].long())[:, 0], mu[1:], mask[1:]
+            masked = (pi.exp() - mu.exp()).abs().detach() > 0.3
+            loss = loss - (advantage[1:] * (pi - mu).exp())[mask & ~masked].sum()
+            ratio, entropy = (pi - mu).detach().double(), -(logp.exp() * logp).sum(-1).detach()
+            tokens += [
+                (env, *x) for x in zip(entropy[mask], (ratio.exp() - 1 - ratio)[mask], masked[mask], strict=True)
+            ]
+    loss = loss / len(tokens)
+    loss.backward()
+    norm = torch.stack([p.grad.double().square().sum() for p in model.parameters()]).sum().sqrt()
+    wanted = {"loss/mean": loss.item(), "loss/rl": loss.item(), "optim/grad_norm": norm.item(), "optim/lr": 1e-2}
+
+    def describe(name: str, values: list) -> None:
+        for stat in ("mean", "median", "std", "min", "max"):
+            wanted[f"{name}/{stat}"] = float(getattr(np, stat)(np.array(values, float)))
+
+    for env in ("all", "a", "b"):
+        for number, name in ((1, "entropy"), (2, "mismatch_kl")):
+            describe(f"{name}/{env}", [token[number] for token in tokens if env in ("all", token[0])])
+    describe("is_masked", [token[3] for token in tokens])
+    describe("masked_mismatch_kl", [token[2] for token in tokens if token[3]])
+    describe("unmasked_mismatch_kl", [token[2] for token in tokens if not token[3]])
+    wanted["kl_ent_ratio/mean"] = wanted["mismatch_kl/all/mean"] / wanted["entropy/all/mean"]
+    assert 0 < wanted["is_masked/mean"] < 1
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    seconds = sum(found[f"time/{name}"] for name in ("load_data", "forward_backward", "optimizer"))
+    total = sum(len(row.input_ids) for row in made.values())
+    assert 0 < found["perf/throughput"] <= total / seconds
+    assert found["perf/throughput_per_gpu"] == found["perf/throughput"] / 2
 
 
 @pytest.mark.parametrize("loss", ["icepop", "ipo"])
