@@ -27,12 +27,11 @@ async def test_a_run_to_its_end(make_run):
     rows = [row for row in run.rows() if row["producer"] == "orch"]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert all(row["off_policy/max"] <= 2 for row in rows)
-    accounts = orchestrator.accounts
-    assert sum(accounts.inflight.values()) == 0
-    started = sum(row["dispatcher/started/train"] for row in rows) + sum(accounts.started.values())
+    assert sum(orchestrator.accounts.inflight.values()) == rows[-1]["dispatcher/inflight/train"] == 0
+    started = sum(row["dispatcher/started/train"] for row in rows)
     ended = sum(row[f"dispatcher/{how}/train"] for row in rows for how in ("finished", "errored", "cancelled"))
-    ended += sum(accounts.finished.values()) + sum(accounts.failed.values()) + sum(accounts.cancelled.values())
-    cancelled = sum(row["dispatcher/cancelled/train"] for row in rows) + sum(accounts.cancelled.values())
+    cancelled = sum(row["dispatcher/cancelled/train"] for row in rows)
+    assert not any(row["dispatcher/cancelled/reason/superseded"] for row in rows[:-1])
     assert started == ended and ended - cancelled <= len(engine.requests) <= ended  # some are cancelled before they ask
 
 
@@ -59,9 +58,9 @@ async def test_stale_groups_are_cancelled_before_the_engines_are_paused(make_run
     _, trainer, engine, _ = await run.finish()
     rows = [row for row in run.rows() if row["producer"] == "orch"]
     assert all(row["off_policy/max"] == 0 for row in rows) and len(rows) == 3
-    dropped = sum(row["off_policy/dropped"] + row["dispatcher/cancelled/train"] for row in rows)
+    dropped = sum(row["off_policy/dropped"] + row["dispatcher/cancelled/reason/stale"] for row in rows)
     assert dropped > 0 and engine.loaded == [0, 1, 2, 3]
-    assert sum(row["dispatcher/cancelled/reason/stale"] for row in rows) == sum(
+    assert sum(row[f"dispatcher/cancelled/reason/{why}"] for row in rows for why in ("stale", "superseded")) == sum(
         row["dispatcher/cancelled/train"] for row in rows
     )
     assert len(trainer.batches) == 3

@@ -37,8 +37,10 @@ class Accounts:
         self.failed[env] -= failed
         self.cancelled[env, reason] += running + finished + failed
 
-    def cancelled_by_env(self) -> dict[str, int]:
-        return {env: sum(n for (other, _), n in self.cancelled.items() if other == env) for env in self.envs}
+    def cancelled_by_env(self, besides: Reason | None = None) -> dict[str, int]:
+        """Episodes given up since the last report, but for one reason."""
+        counted = [(env, n) for (env, reason), n in self.cancelled.items() if reason != besides]
+        return {env: sum(n for other, n in counted if other == env) for env in self.envs}
 
     def report(self) -> dict[str, float]:
         """Metrics since the last report, always the full set of names; starts the next period."""

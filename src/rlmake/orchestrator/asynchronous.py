@@ -77,10 +77,14 @@ class Asynchronous:
             logger.info(f"{dropped} queued rollouts are too old for step {step} and are replaced")
         return dropped
 
-    async def finish(self, version: int) -> None:
-        """No more training rollouts; wait for the last version and its evaluations."""
+    async def end(self) -> None:
+        """The last batch is shipped: no more training rollouts."""
         self.ended = True
         await self._drop_each(self.open.values(), "superseded")
+
+    async def finish(self, version: int) -> None:
+        """Wait for the last version and its evaluations."""
+        await self.end()  # a resume behind the last step has no step to end at
         await self.watcher.settled(version)
 
     def hold(self, held: bool) -> None:

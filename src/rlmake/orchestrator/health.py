@@ -62,9 +62,10 @@ class Warnings:
             )  # fmt: skip
         rollouts, useful = row["batch/rollouts"], row["window/useful"]
         if rollouts and useful < 0.5 * rollouts:
-            stale = row["off_policy/dropped"] + row["dispatcher/cancelled/train"]
+            cancelled = row["dispatcher/cancelled/train"] - row["dispatcher/cancelled/reason/superseded"]
+            stale = row["off_policy/dropped"] + cancelled
             errored = row["dispatcher/errored/train"]
-            silent = max(0.0, rollouts - useful - errored - row["dispatcher/cancelled/train"])
+            silent = max(0.0, rollouts - useful - errored - cancelled)
             self._warn(
                 step, "discarded", f"{rollouts - useful:.0f} of {rollouts:.0f} rollouts were discarded: "
                 f"{stale:.0f} stale, {errored:.0f} errored, {silent:.0f} without a signal",

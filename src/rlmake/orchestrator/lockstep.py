@@ -53,6 +53,9 @@ class LockStep:
             if units := cut_batch(self.queue, self.config):
                 return units
 
+    async def end(self) -> None:
+        """The last batch is shipped: nothing is in flight."""
+
     async def finish(self, version: int) -> None:
         """Receive up to the last version: its evaluations run as it arrives."""
         await self.watcher.reach(version)

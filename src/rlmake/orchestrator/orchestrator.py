@@ -68,6 +68,8 @@ class Orchestrator:
             await self._ship(step, units)
             counted = self.progress.add(units)
             await self.checkpoints.after(step, units)
+            if step == self.config.max_steps:
+                await self.collector.end()  # behind the checkpoint, which keeps what is open, and before the last row
             await self.steering.look()
             await self._report(step, units, counted)
         if self.config.max_steps is not None:
@@ -114,7 +116,7 @@ class Orchestrator:
         self.clock.add("wait_for_policy", self.watcher.waited)
         self.checkpoints.seconds = self.watcher.waited = 0.0
         window, self.window = self.window, Window(self.window.envs)
-        cancelled = self.accounts.cancelled_by_env()
+        cancelled = self.accounts.cancelled_by_env(besides="superseded")  # which is no waste of this run
         row = self.clock.report() | counted | self.accounts.report() | self.evaluator.report()  # all of one moment
         row |= await off_loop(window.report, units, step, cancelled)
         row |= self.collector.metrics() | self.lag.report()
