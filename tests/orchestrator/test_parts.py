@@ -412,6 +412,41 @@ async def test_an_engine_with_another_nccl_asks_for_the_same_version_by_files(tm
     assert version == 0 and engine.loaded == [0] and any("asked for by files" in line for line in warnings)
 
 
+async def test_waiting_for_weights_leaves_out_the_evaluations_within_it(monkeypatch):
+    """Also one that began before; and nothing of an evaluation that ran while nobody waited."""
+    clock, go = [1.0], asyncio.Event()
+    monkeypatch.setattr("rlmake.orchestrator.watcher.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    class Receiving(Watcher):
+        async def _by_files(self, version, record):
+            clock[0] += 2
+            return clock[0]
+
+    async def nothing(version):
+        pass
+
+    async def evaluate(version):
+        clock[0] += 10
+        await go.wait()
+        clock[0] += 100
+
+    receiver = SimpleNamespace(poll=lambda version: version + 1, record=lambda version: {"transport": "filesystem"})
+    watcher = Receiving(receiver, None, 1.0, -1, nothing, evaluate)
+    first = asyncio.create_task(watcher.next())
+    while watcher.version < 0:
+        await asyncio.sleep(0)
+    waiting = asyncio.create_task(watcher.wait(1))
+    await asyncio.sleep(0)
+    go.set()
+    await first
+    assert watcher.waited == 0
+    await watcher.next()
+    await waiting
+    assert watcher.waited == 2
+    await watcher.reach(2)
+    assert watcher.waited == 4
+
+
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 300, 65_535, 65_536])
 def test_arrays_of_samples_have_numpys_own_values(count):
     draw = random.Random(count)
