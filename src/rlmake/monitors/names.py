@@ -124,10 +124,18 @@ METRICS = (
     _page("off_policy/mean", "orch", "stability", "Versions between a rollout's start and the step it trains in."),
     _page("off_policy/max", "orch", "stability", "The largest such number in the batch."),
     _page(
-        "off_policy/in_flight/mean", "orch", "stability", "Its part that passed while the rollout ran.", overview=False
+        "off_policy/in_flight/mean",
+        "orch",
+        "stability",
+        "Its part until the group of the rollout was complete.",
+        overview=False,
     ),
     _page(
-        "off_policy/in_flight/max", "orch", "stability", "Its part that passed while the rollout ran.", overview=False
+        "off_policy/in_flight/max",
+        "orch",
+        "stability",
+        "Its part until the group of the rollout was complete.",
+        overview=False,
     ),
     _page("off_policy/in_queue/mean", "orch", "stability", "Its part that passed in the queue.", overview=False),
     _page("off_policy/in_queue/max", "orch", "stability", "Its part that passed in the queue.", overview=False),
