@@ -182,7 +182,7 @@ class Asynchronous:
         if self.open.pop(group.index, None) is None:
             return  # dropped meanwhile
         self.queue.extend(units)
-        self.silence.note(group, len(units))
+        self.silence.note(group, len(units), self.sources.draws)
         self.arrived.set()
 
     def _done(self, group: Group, task: asyncio.Task) -> None:

@@ -14,6 +14,7 @@ from rlmake.orchestrator.records import Group, Unit
 from rlmake.orchestrator.samples import prune
 
 FATAL = 3  # batches
+TAKEN = ("EnvWorkerDied", "EnvServerGone")  # errors that one event gives to all that is in flight
 REPEAT_SECONDS = 60.0
 
 
@@ -33,17 +34,19 @@ def cut_batch(queue: Queue, config: Any) -> list[Unit]:
 class Silence:
     """Warns when a whole batch's worth of rollouts ended without one useful trace, once a minute while that goes on;
     ends a run (`RunFailed`) in which `FATAL` batches' worth in a row failed without one rollout that came to its end:
-    waiting mends nothing then.
+    waiting mends nothing then. An env worker or server that dies takes all that is in flight along, however much that
+    is: it counts as one batch.
     """
 
     def __init__(self, config: Any):
         self.target = config.batch_size or max(1, config.token_batch_size // config.seq_len)
-        self.silent = self.failed = self.rejected = self.failures = self.cut = 0
+        self.silent = self.failed = self.ended = self.rejected = self.failures = self.cut = 0
+        self.excused = 0  # groups opened before this one went with the last death that was counted
         self.seq_len, self.told = config.seq_len, -math.inf
         self.errors: Counter[str] = Counter()
 
-    def note(self, group: Group, useful: int) -> None:
-        """A group has finished, and `useful` of its traces went to the queue."""
+    def note(self, group: Group, useful: int, opened: int) -> None:
+        """A group has finished, and `useful` of its traces went to the queue; `opened`: groups of the run so far."""
         if useful:
             self.silent = self.rejected = self.failures = self.cut = 0
         else:
@@ -53,15 +56,20 @@ class Silence:
             self.rejected += group.size - failures if group.rejected else 0
             self.cut += group.cut if not group.rejected else 0
         if any(episode.ok for episode in group.episodes.values()):
-            self.failed = 0
+            self.failed = self.ended = 0
             self.errors.clear()
         else:
-            self.failed += group.size
-            self.errors.update(_error(episode) for episode in group.episodes.values())
+            errors = [_error(episode) for episode in group.episodes.values()]
+            if not all(error.startswith(TAKEN) for error in errors):
+                self.failed += group.size
+            elif group.index >= self.excused:
+                self.failed, self.excused = self.failed + max(group.size, self.target), opened
+            self.ended += group.size
+            self.errors.update(errors)
         if self.failed >= FATAL * self.target:
             (error, count), *_ = self.errors.most_common(1)
             raise RunFailed(
-                f"the last {self.failed} rollouts all failed, {count} of them with: {error}; the env servers' logs "
+                f"the last {self.ended} rollouts all failed, {count} of them with: {error}; the env servers' logs "
                 "(logs/latest/envs/train) say more"
             )
         if self.silent >= self.target and time.monotonic() - self.told >= REPEAT_SECONDS:

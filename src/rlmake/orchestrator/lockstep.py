@@ -86,7 +86,7 @@ class LockStep:
                     self.traces[group.env] = [seen[0] + 1, seen[1] + len(episode.traces)]
             units = await self.groups.finish(group, self.watcher.version)
             self.queue.extend(units)
-            self.silence.note(group, len(units))
+            self.silence.note(group, len(units), self.sources.draws)
 
     async def _episode(self, group: Group, sample: int) -> None:
         async with self.permits:
