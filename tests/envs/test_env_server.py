@@ -144,6 +144,13 @@ async def test_the_address_of_another_run_is_refused(env_server):
         await EnvHandle.connect(env_server.source, env_server.address_file, 5, run_id="run-2")
 
 
+async def test_the_server_of_another_taskset_is_refused(env_server):
+    """Tasks are loaded here and scored there: it would score ours by its own rules."""
+    source = SimpleNamespace(name="game", env={"taskset": {"id": "kuhn-poker"}})
+    with pytest.raises(UserError, match=r"env 'game': the server at tcp://.* runs 'reverse-text', not 'kuhn-poker'"):
+        await EnvHandle.connect(source, env_server.address_file, 240, run_id="run-1")
+
+
 async def test_an_address_whose_server_has_ended_is_not_used(env_server, tmp_path):
     await connected(env_server)
     record = json.loads(env_server.address_file.read_text())

@@ -79,7 +79,8 @@ class EnvHandle:
 
         `source`: `.name`, `.env` (verifiers' configuration as a dict) and, for evaluations, `.select`.
         `address`: the address file of a server of run `run_id`, or the address itself of one managed elsewhere.
-        Raises `UserError` for a taskset that can't be loaded or is empty, and for a server of another run;
+        Raises `UserError` for a taskset that can't be loaded or is empty, and for a server of another run
+        or taskset;
         `RunFailed` when none answers within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
@@ -91,6 +92,9 @@ class EnvHandle:
         except TimeoutError:
             await client.close()
             raise RunFailed(f"env {source.name!r}: no answer from its server at {target} in {timeout:.0f} s") from None
+        if client.taskset not in (None, wanted := source.env["taskset"]["id"]):
+            await client.close()
+            raise UserError(f"env {source.name!r}: the server at {target} runs '{client.taskset}', not '{wanted}'")
         handle = cls(source.name, tasks, bounded, client)
         handle.agents = tuple(plugins.roles(source.env))
         return handle

@@ -168,7 +168,8 @@ class Broker:
                 continue
             client, identity, method, payload = frames
             if method == b"health":
-                reply = {"success": True, "error": None, "instance": self.instance}
+                taskset = self.config.env["taskset"]["id"]
+                reply = {"success": True, "error": None, "instance": self.instance, "taskset": taskset}
                 await self._send([client, identity, b"reply", msgpack.packb(reply)])
             elif method == b"cancel":
                 await self._cancel(client, identity, payload)

@@ -56,6 +56,7 @@ class Wire:
         self._pending: dict[bytes, asyncio.Future[bytes]] = {}
         self._deltas: dict[bytes, Callable[[bytes], None]] = {}
         self.instance: str | None = None  # what the server calls itself; a new one has lost our episodes
+        self.taskset: str | None = None  # id of what it runs, where it says so
         self._runs: dict[bytes, str | None] = {}  # request → the server that it was asked of
         self._configs: dict[int, tuple[vf.ClientConfig | vf.SamplingConfig, dict[str, Any]]] = {}
         self._agents: dict[bytes, Any] = {}
@@ -227,7 +228,7 @@ class Wire:
         async with asyncio.timeout(timeout):
             while (answer := await self._health(2.0)) is None:
                 await asyncio.sleep(START_POLL_SECONDS)
-        self.instance = answer.get("instance")
+        self.instance, self.taskset = answer.get("instance"), answer.get("taskset")
 
     async def close(self) -> None:
         if self._watching is not None:
