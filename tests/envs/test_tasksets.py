@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import ssl
 from contextlib import asynccontextmanager
 
@@ -224,3 +225,16 @@ def test_the_plan_knows_the_keys_of_every_taskset_that_ships():
     }
     needed = {name: [key for key, field in found.items() if field.is_required()] for name, found in fields.items()}
     assert needed == {name: list(own[:1]) for name, own in OPTIONS.items()}
+
+
+def test_a_package_that_imports_what_is_not_there_says_which(tmp_path, monkeypatch):
+    """Not that the package itself is missing."""
+    (tmp_path / "own_taskset_of_test.py").write_text("\nimport no_such_package_here\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, said in (
+        ("own_taskset_of_test", r"^No module named 'no_such_package_here' \(.*own_taskset_of_test\.py:2\)$"),
+        ("no_taskset_of_test", "'no_taskset_of_test' not found"),
+    ):
+        with pytest.raises(ModuleNotFoundError) as missing:
+            plugins.resolve({"taskset": {"id": name}})
+        assert re.search(said, plugins.reason(missing.value))

@@ -79,6 +79,11 @@ def reason(error: Exception) -> str:
     """Why an environment cannot be loaded, in one line; where its own code failed, with the place."""
     if isinstance(error, ValidationError):
         return "; ".join(map(_refused, error.errors(include_url=False, include_context=False)))
+    missing = error.__cause__  # of verifiers' "not found", also where the package is there and imports what is not
+    if isinstance(missing, ModuleNotFoundError) and f"'{missing.name}'" not in str(error):
+        frames = traceback.extract_tb(missing.__traceback__)
+        where = next((f for f in reversed(frames) if not f.filename.startswith("<frozen")), frames[-1])
+        return f"{missing} ({where.filename}:{where.lineno})"
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, ValueError | TypeError | AttributeError | ImportError | OSError) and text:
         return text
