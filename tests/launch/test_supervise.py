@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -122,6 +123,28 @@ def test_nothing_is_left_of_a_killed_launcher(logs):
     popen.wait()
     left = procs.wait_gone(of_run(logs), 10)
     assert not left and not of_run(logs)
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_temporary_files_go_with_the_run(logs, end):
+    """Also those of a process that is killed; what was compiled stays, for the next run."""
+    popen = launch(logs, "litter")
+    folder, compiled = (logs / "litter0.log").read_text().split()[:2]
+    assert Path(folder).is_dir() and Path(folder).parent.name.startswith("rlmake-")
+    assert Path(compiled).parent == Path(tempfile.gettempdir())
+    getattr(popen, end)()
+    popen.wait()
+    assert not procs.wait_gone(of_run(logs), 20)
+    assert not Path(folder).parent.exists()
+
+
+def test_a_folder_for_temporary_files_may_be_chosen(logs, tmp_path):
+    with Supervisor() as supervisor:
+        command, env = [sys.executable, STUBS, "litter"], {**os.environ, KEY: str(logs), "TMPDIR": str(tmp_path)}
+        child = supervisor.start("litter", command, env | {"TORCHINDUCTOR_CACHE_DIR": "here"}, logs / "litter.log")
+        supervisor.wait_until(lambda: child.log.stat().st_size, 30, "a line")
+        folder, compiled = child.log.read_text().split()[:2]
+    assert Path(folder).parent == tmp_path and Path(folder).exists() and compiled == "here"
 
 
 def test_own_processes_end_with_a_killed_launcher_and_its_guard(logs):

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -95,7 +96,8 @@ class Supervisor:
         self._handlers: dict[int, object] = {}
 
     def __enter__(self) -> "Supervisor":
-        self._guard = guard.start()
+        self._scratch = tempfile.mkdtemp(prefix="rlmake-")
+        self._guard = guard.start(self._scratch)
         if threading.current_thread() is threading.main_thread():
             # An ignored SIGHUP is somebody's wish (nohup). An ignored SIGINT is not: a script's shell starts so all
             # that it puts into the background. Whoever sends it means the run, and its servers take it anyhow.
@@ -126,8 +128,12 @@ class Supervisor:
     ) -> Child:
         """Start a child with both streams appended to `log`, in a session of its own (the terminal's Ctrl-C is ours).
 
-        `env` is the whole environment; the launcher's mark is added.
+        `env` is the whole environment; the launcher's mark is added, and a folder for temporary files that goes with
+        the run, unless the child is on another node or its configuration has chosen one.
         """
+        if not remote and env.get("TMPDIR") == os.environ.get("TMPDIR"):
+            kept = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")  # compiled code
+            env = {"TORCHINDUCTOR_CACHE_DIR": kept, **env, "TMPDIR": self._scratch}
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as stream, _unheard(signal.SIGTERM, self._kill_wait is not None):
             popen = subprocess.Popen(
