@@ -345,6 +345,20 @@ def test_keys_of_a_taskset_that_ships_are_known_to_the_plan(project, table, said
     assert any(said in line for line in project.refused("all"))
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("env.agnt.max_turns = 3", "env.agnt: unknown key; did you mean 'agent'?"),
+        ("env.timeout.scoring = 3", "env.timeout.scoring: unknown key; expected one of episode, finalize"),
+        ("env.agent.max_turn = 3", "env.agent.max_turn: unknown key; did you mean 'max_turns'?"),
+        ("env.agent.timeout.scorin = 3", "env.agent.timeout.scorin: unknown key; did you mean 'scoring'?"),
+    ],
+)
+def test_keys_of_an_environment_of_one_agent_are_known_to_the_plan(project, line, said):
+    project.edit("evals/held.toml", "[[source]]", f"[[source]]\n{line}")
+    assert any(said in line for line in project.refused("all"))
+
+
 def test_a_fault_that_many_files_share_is_said_once(project):
     """Of a fragment that they extend; a file with another fault beside it keeps its own line."""
     project.write("base/gone.toml", '[source]\ntype = "file"\npaths.train = "gone.jsonl"\n')

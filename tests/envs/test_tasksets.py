@@ -12,7 +12,7 @@ from env_fakes import FakeEngine, serving
 from fastapi import Request
 
 from rlmake.build.revisions import TASKSETS
-from rlmake.build.rows import COMMON, OPTIONS
+from rlmake.build.rows import COMMON, ENV, OPTIONS
 from rlmake.config.renderer import RendererConfig
 from rlmake.envs import plugins
 from rlmake.envs.made import alphabet_sort, kuhn_poker, phone_book
@@ -225,6 +225,11 @@ def test_the_plan_knows_the_keys_of_every_taskset_that_ships():
     }
     needed = {name: [key for key, field in found.items() if field.is_required()] for name, found in fields.items()}
     assert needed == {name: list(own[:1]) for name, own in OPTIONS.items()}
+    env = vf.SingleAgentEnvConfig
+    agent = env.model_fields["agent"].annotation
+    models = {"": env, "timeout": env.model_fields["timeout"].annotation, "agent": agent}
+    models["agent.timeout"] = agent.model_fields["timeout"].annotation
+    assert {place: set(model.model_fields) for place, model in models.items()} == {k: set(v) for k, v in ENV.items()}
 
 
 def test_a_package_that_imports_what_is_not_there_says_which(tmp_path, monkeypatch):

@@ -27,6 +27,17 @@ OPTIONS = {
     "reasoning-gym": ("dataset", "options", "size", "seed", "split", "instruction"),
 }
 COMMON = ("id", "task", "system_prompt")
+# Keys of `env`, and of its tables, where it is verifiers' own environment of one agent (the same test asks).
+ENV = {
+    "": ("taskset", "agent", "timeout", "retries", "max_concurrent_agents", "interception", "id"),
+    "timeout": ("episode", "finalize"),
+    "agent": (
+        "harness", "runtime", "model", "client", "sampling", "max_turns", "max_input_tokens", "max_output_tokens",
+        "max_total_tokens", "timeout", "retries", "network_notice",
+    ),
+    "agent.timeout": ("setup", "rollout", "finalize", "scoring"),
+}  # fmt: skip
+OF_ONE_AGENT = ("reverse-text", "alphabet-sort", "phone-book", "reasoning-gym")
 TALK = "a conversation in '{messages}', or '{prompt}' and '{completion}'"
 
 
@@ -44,6 +55,7 @@ class FirstRows:
             columns, path = jsonl.COLUMNS.get(taskset["id"]), taskset.get("path")
             if source["serve"]["address"] is None:
                 yield from _of_table(f"{key}.env.taskset", taskset)
+                yield from _of_env(f"{key}.env", source["env"])
             here = columns and isinstance(path, str) and source["serve"]["address"] is None
             if here and (fault := self._fault(path, columns.expected, columns.needed)):
                 yield f"{key}.env.taskset.path", path, fault
@@ -113,6 +125,19 @@ def _of_table(key: str, taskset: Table) -> Iterator[tuple[str, None, str]]:
     for one in OPTIONS[name][:1]:
         if taskset.get(one) is None:
             yield f"{key}.{one}", None, "is needed"
+
+
+def _of_env(key: str, env: Table) -> Iterator[tuple[str, None, str]]:
+    """Keys that verifiers' environment of one agent does not have, where a taskset that ships runs in it."""
+    if env.get("id") or env["taskset"]["id"] not in OF_ONE_AGENT:
+        return
+    for place, known in ENV.items():
+        table: Any = env
+        for part in filter(None, place.split(".")):
+            table = table.get(part) if isinstance(table, dict) else None
+        for one in (table if isinstance(table, dict) else {}).keys() - set(known):
+            at = ".".join(filter(None, (key, place, one)))
+            yield at, None, f"unknown key{nearest(one, known)}; expected one of {', '.join(sorted(known))}"
 
 
 def _sources(config: Table) -> Iterator[tuple[str, Table]]:
