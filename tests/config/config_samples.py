@@ -55,3 +55,8 @@ def raw(of: str, **changes):
 
 def parsed(of: str, **changes):
     return config.parse(schema(of), raw(of, **changes))
+
+
+def source(**changes):
+    """A training source, changed."""
+    return {**copy.deepcopy(SOURCE), **changes}

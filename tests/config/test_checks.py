@@ -2,21 +2,16 @@
 # ruff: noqa: E501 - tables of cases, one a line
 
 import pytest
-from config_samples import CPU, SOURCE, parsed, raw
+from config_samples import CPU, SOURCE, parsed, raw, source
 
 from rlmake.config import unbuilt
 from rlmake.config.orchestrator import OrchestratorConfig
 from rlmake.config.rl_checks import rl_faults
 from rlmake.config.trainer import LoRAConfig
 from rlmake.core.errors import ConfigError
-from rlmake.core.jsonio import plain_copy
 
 FROZEN = {"name": "teacher", "base_url": "http://localhost:8001/v1"}
 GPUS = {"gpus_per_node": 8, "num_train_gpus": 2, "num_infer_gpus": 0}
-
-
-def source(**changes):
-    return {**plain_copy(SOURCE), **changes}
 
 
 RL = [
@@ -436,32 +431,6 @@ def test_others_may_draw_as_they_like():
     parsed("RLConfig", orchestrator__train__source=[source(env={**SOURCE["env"], "agent": judge})])
     parsed("RLConfig", orchestrator__eval={"source": [SOURCE], "sampling": {"extra_body": extra | {"seed": 3}}})
     parsed("EvalConfig", sampling={"extra_body": extra})
-
-
-def test_lag_without_deterministic_is_said():
-    (text,) = parsed("RLConfig", orchestrator__lag=1, deterministic=False).orchestrator.warnings()
-    assert "orchestrator.lag = 1 counts with" in text
-    assert not parsed("RLConfig", orchestrator__lag=1, deterministic=True).orchestrator.warnings()
-
-
-def test_a_gate_that_sees_no_advantages_is_said():
-    gated = source(curriculum={"gates": {"signal": {"type": "advantage_range"}}})
-    teacher = {"type": "opd", "teacher": {"name": "a", "base_url": "http://127.0.0.1:9/v1"}}
-    changes = {"orchestrator__train__source": [gated], "orchestrator__train__algo": teacher}
-    (text,) = parsed("RLConfig", **changes).orchestrator.warnings()
-    assert "has curriculum.gates, and 'opd' gives no advantage" in text
-    assert not parsed("RLConfig", orchestrator__train__source=[gated]).orchestrator.warnings()
-
-
-def test_group_size_1_is_said():
-    """R01: legal, and nothing would be trained."""
-    (text,) = parsed("RLConfig", orchestrator__train__group_size=1).orchestrator.warnings()
-    assert "group_size = 1" in text and "nothing will be trained" in text
-    for algo in ({"type": "rae"}, {"type": "echo"}):
-        assert not parsed(
-            "RLConfig", orchestrator__train__group_size=1, orchestrator__train__algo=algo
-        ).orchestrator.warnings()
-    assert not parsed("RLConfig").orchestrator.warnings()
 
 
 def test_more_of_sft(monkeypatch):

@@ -9,9 +9,7 @@ from rlmake.orchestrator.records import Group, Unit
 
 Facts = dict[str, Any]
 SIZES = ("num_total_tokens", "num_input_tokens", "num_output_tokens", "num_turns", "num_branches")
-FLAGS = (
-    "is_truncated", "is_completed", "is_timeout", "is_trainable", "is_admitted", "has_error", "cancelled",
-)  # fmt: skip
+FLAGS = ("is_truncated", "is_completed", "is_timeout", "is_trainable", "is_admitted", "has_error")
 SHARES = ("stop_condition/", "error/")  # absent means it did not happen
 FULL_MARKS = 1.0 - 1e-9  # as evaluations count a success
 
