@@ -181,10 +181,10 @@ def test_a_host_that_is_not_here_is_named_by_its_own_key(host):
             procs.claim_port(host, key=key)
 
 
-@pytest.mark.parametrize("case", ["with a checkpoint", "without one", "diverged", "of the build"])
+@pytest.mark.parametrize("case", ["with a checkpoint", "named", "without one", "diverged", "of the build"])
 def test_a_run_that_failed_says_how_to_go_on(case, tmp_path, monkeypatch):
-    """Where there is a checkpoint to go on from, and --resume is the way to do it."""
-    stub, hinted = str(Path(__file__).with_name("stubs.py")), case == "with a checkpoint"
+    """Where there is a checkpoint to go on from, and --resume is the way to do it; it needs the run's name."""
+    stub, hinted = str(Path(__file__).with_name("stubs.py")), case in ("with a checkpoint", "named")
 
     def start(supervisor, components, cfg):
         command = [sys.executable, stub, "fail", "76" if case == "diverged" else "1"]
@@ -194,11 +194,11 @@ def test_a_run_that_failed_says_how_to_go_on(case, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "preflight", lambda _: None)
     if case != "without one":
         complete(tmp_path / "run", 4)
-    cfg = SFTConfig(max_steps=9)
+    cfg = SFTConfig(max_steps=9, run={"name": "run"} if case == "named" else {})
     given = {"argv": [], "files": [], "resume": "auto", "run_name": "x"}
     with pytest.raises(RunFailed, match="ValueError: the reason") as failed:
         train.run("sft", cfg, tmp_path / "run", fingerprint="f" * 16 if case == "of the build" else None, **given)
-    hint = "the same command with --resume goes on behind step 4"
+    hint = f"the same command with --resume{'' if case == 'named' else ' --run.name run'} goes on behind step 4"
     assert (str(failed.value).splitlines()[-1] == hint) == hinted and ("--resume" in str(failed.value)) == hinted
 
 

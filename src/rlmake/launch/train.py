@@ -93,7 +93,9 @@ def run(
             step = None if fingerprint or type(failed) is not RunFailed else checkpoint.newest(run_dir, hashes=False)
             if step is None:
                 raise
-            raise RunFailed(f"{failed}\nthe same command with --resume goes on behind step {step}") from failed
+            given = cfg.run.name or cfg.run.dir  # without one, the same command makes another run
+            how = "--resume" if given else f"--resume --run.name {run_dir.name}"
+            raise RunFailed(f"{failed}\nthe same command with {how} goes on behind step {step}") from failed
         finally:
             logger.remove(sink)
 
