@@ -1,6 +1,7 @@
 """Supervision with real processes: deaths, signals, a launcher that is killed, nothing left."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlmake.core import procs
-from rlmake.core.errors import RunFailed
+from rlmake.core.errors import RunFailed, UserError
 from rlmake.launch.supervise import RunDiverged, RunStopped, Supervisor, kill_leftovers, ranks
 
 STUBS = str(Path(__file__).with_name("stubs.py"))
@@ -136,6 +137,27 @@ def test_temporary_files_go_with_the_run(logs, end):
     popen.wait()
     assert not procs.wait_gone(of_run(logs), 20)
     assert not Path(folder).parent.exists()
+
+
+@pytest.mark.parametrize(("length", "there"), [(40, True), (90, False)])
+def test_a_long_tmpdir_leaves_room_for_the_paths_of_sockets(length, there, monkeypatch):
+    """Of the broker below the run's folder too; both go to /tmp otherwise."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:
+        chosen = Path(root, "d" * (length - len(root) - 1))
+        chosen.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(chosen))
+        folder = procs.scratch("rlmake-", 38)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        below = procs.scratch("rlmake-env-", 12)
+        shutil.rmtree(folder)
+    assert Path(folder).parent == (chosen if there else Path("/tmp")) and Path(below).parent == Path(folder)
+    assert len(below) + 12 <= 107 and len(folder) + 38 <= 107
+
+
+def test_no_folder_for_temporary_files_is_one_line(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
+    with pytest.raises(UserError, match=r"^TMPDIR: no folder for temporary files can be made: .*/proc/nothing"):
+        procs.scratch("rlmake-", 38)
 
 
 def test_a_folder_for_temporary_files_may_be_chosen(logs, tmp_path):

@@ -15,6 +15,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -179,6 +180,17 @@ def terminate(processes: Iterable[Process], grace: float) -> list[Process]:
         one.signal(signal.SIGKILL)
     wait_gone(left, 5.0)
     return left
+
+
+def scratch(prefix: str, below: int) -> str:
+    """A new folder for temporary files in $TMPDIR, or in /tmp where sockets would get too long a path there: a path of
+    theirs has 107 bytes (unix(7)), of which `below` are kept for what is below the folder. Raises `UserError`."""
+    try:
+        parent = tempfile.gettempdir()
+        fits = len(os.fsencode(parent)) + len(prefix) + 9 + below <= 107  # 9: a slash, and the random part
+        return tempfile.mkdtemp(prefix=prefix, dir=parent if fits else "/tmp")
+    except OSError as error:
+        raise UserError(f"TMPDIR: no folder for temporary files can be made: {error}") from None
 
 
 def claim_port(host: str = "127.0.0.1", port: int = 0, key: str = "port") -> socket.socket:

@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,7 +81,7 @@ class Broker:
         self.clients = self._socket(zmq.ROUTER)
         self.clients.bind(config.address)
         self.address = self.clients.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.folder = tempfile.mkdtemp(prefix="rlmake-env-")
+        self.folder = procs.scratch("rlmake-env-", 12)
         self._generations = itertools.count()
         self._tasks: set[asyncio.Task] = set()
         self._failed_starts = self._deaths = 0

@@ -96,7 +96,7 @@ class Supervisor:
         self._handlers: dict[int, object] = {}
 
     def __enter__(self) -> "Supervisor":
-        self._scratch = tempfile.mkdtemp(prefix="rlmake-")
+        self._scratch = procs.scratch("rlmake-", 38)  # vLLM names sockets by a UUID
         self._guard = guard.start(self._scratch)
         if threading.current_thread() is threading.main_thread():
             # An ignored SIGHUP is somebody's wish (nohup). An ignored SIGINT is not: a script's shell starts so all
